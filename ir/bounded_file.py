@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilewright.ir.errors import InputError
 
-#: how long a pipe may be without a writer
+#: seconds that a pipe may be without a writer
 WRITER_S = 2.0
 _CHUNK_BYTES = 1 << 20
 _KINDS = {
@@ -79,7 +79,7 @@ def _read(file: object, size: int) -> bytes:
 
 
 def _from_pipe(handle: int, limit: int, what: str, where: str) -> bytes:
-    """What is written until the last writer closes the pipe; at most one byte more than `limit`."""
+    """Return what is written until the last writer closes the pipe; at most one byte more than `limit`."""
     chunks: list[bytes] = []
     left, deadline = limit + 1, time.monotonic() + WRITER_S
     poll = select.poll()

@@ -135,10 +135,10 @@ def elementwise(op: Op) -> Labels:
     return Labels(tuple(operands), tuple(tuple(range(r.tensor.rank)) for r in op.results))
 
 
-def broadcast_labels(given: Sequence[int], shape: Sequence[int], labels: Sequence[Label | None]) -> DimLabels:
+def broadcast_labels(sizes: Sequence[int], shape: Sequence[int], labels: Sequence[Label | None]) -> DimLabels:
     """Labels of a tensor that broadcasts to `shape` with its `labels`; where it repeats, it has none."""
-    first = len(shape) - len(given)
-    return tuple(labels[first + d] if n == shape[first + d] else None for d, n in enumerate(given))
+    first = len(shape) - len(sizes)
+    return tuple(labels[first + d] if n == shape[first + d] else None for d, n in enumerate(sizes))
 
 
 def kept(op: Op, closed: Iterable[int] = (), *others: DimLabels) -> Labels:

@@ -121,7 +121,7 @@ def _take(queue: list[Factor], extent: int, following: int | None) -> Dim:
 
 
 def _belongs(head: Factor, taken: list[Factor], queue: list[Factor], following: int | None) -> bool:
-    """Whether a factor of old extent 1 belongs to a dimension that is complete without it."""
+    """Return whether a factor of old extent 1 belongs to a dimension that is complete without it."""
     if not taken or following is None:
         return True
     if following == 1:
@@ -209,10 +209,10 @@ def same_places(count: int, axis: bool) -> Extents:
             here = [dims[d] for dims in operands[:count]]
             alike = len({x.old for x in here}) == 1
             if not (axis and d == attrs["axis"] % rank) and alike and len({x.new for x in here}) > 1:
-                found = ", ".join(str(x.new) for x in here)
+                extents = ", ".join(str(x.new) for x in here)
                 raise UnsupportedError(
                     f"expected operands that keep their common extent {here[0].old} in dimension {d}, "
-                    f"got {found}"
+                    f"got {extents}"
                 )
         return {}
 

@@ -17,7 +17,7 @@ from tilewright.ir.nodes import Op
 
 
 class Elements(Enum):
-    """What an op does to the elements of tensors."""
+    """The effect of an op on the elements of tensors."""
 
     CREATES = auto()
     """Gives elements without reading a tensor."""
@@ -67,12 +67,12 @@ class Elements(Enum):
     """Exchanges elements with other devices."""
 
 
-#: what gives its operand, all of it and in its order: it needs no memory of its own
+#: ops that give their operand, all of it and in its order, and so need no memory of their own
 SAME_MEMORY = frozenset({Elements.KEEPS, Elements.RESHAPES})
 
 
 class Precision(Enum):
-    """What storing tensors in 16 bits instead of float32 does to an op."""
+    """The effect on an op of storing tensors in 16 bits instead of float32."""
 
     NARROW = auto()
     """A product: it reads 16 bits and sums in float32."""
@@ -100,7 +100,7 @@ class ReportClass(Enum):
     SCAN = "scan"
     REDUCTION = "reduction"
     OF_KERNEL = ""
-    """What the kernel does says more: it computes element by element, or moves them."""
+    """The class of its kernel says more: the op computes element by element, or moves them."""
 
 
 #: FLOP of one execution of an op
@@ -117,7 +117,7 @@ UNSTATED: Any = _Unstated()
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What passes, cost models and reports know of a graph op beside its types.
+    """All that passes, cost models and reports know of a graph op beside its types.
 
     No fact has a default: `define` refuses a graph op that leaves one out.
     """

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, and the folder for what it keeps between runs.
+"""Resources of the machine that this process may use: cores, and the folder for what it keeps.
 
 The runtime, which runs plans without the compiler, has its own of the same names (`runtime/machine.py`).
 """

@@ -298,7 +298,7 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 _Printed = TypeVar("_Printed", Func, Module)
-#: what `str` calls, by kind of node
+#: the functions that `str` calls, by kind of node
 _TEXTS: dict[type, Callable[[Any], str]] = {}
 
 

@@ -25,7 +25,7 @@ _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-#: what zipfile, zlib and NumPy's reader of headers raise for damaged files
+#: the errors that zipfile, zlib and NumPy's reader of headers raise for damaged files
 _FAULTS = (
     ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError, SyntaxError,
     RuntimeError, NotImplementedError, OverflowError, TypeError, struct.error, IndexError, AttributeError,
@@ -34,7 +34,7 @@ _FAULTS = (
 
 @dataclass(frozen=True)
 class ArrayHeader:
-    """What an array of a file is: its shape, its dtype, and in which order its elements follow."""
+    """The description of an array in a file: its shape, its dtype, and in which order its elements follow."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -137,7 +137,7 @@ def read_npz(path: str | Path) -> Mapping[str, np.ndarray]:
 
 
 def _what_it_is(path: Path) -> str:
-    """What a file is that is no archive at all, where it is easily mistaken for one."""
+    """Return what kind of file this is instead of an archive, where one is easily mistaken for the other."""
     with path.open("rb") as file:
         start = file.read(6)
     if start == b"\x93NUMPY":

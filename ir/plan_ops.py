@@ -70,7 +70,7 @@ for _name, (_doc, _attrs) in _BUFFERS.items():
         effects=frozenset({"alloc"}),
     )
 
-#: what a plan may know of every kernel, whoever wrote it
+#: facts that a plan may know of every kernel, whoever wrote it
 _BUILT: Mapping[str, AttrDef] = {
     "entry": AttrDef("str?", None, "name of the function in its text; none: that of the kernel"),
     "arch": AttrDef("str", "", "architecture of the binary"),

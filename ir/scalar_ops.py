@@ -38,9 +38,9 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return erf(x)
 
 
-def _require(condition: bool, wanted: str, got: ScalarType) -> None:
+def _require(condition: bool, kind: str, got: ScalarType) -> None:
     if not condition:
-        raise InputError(f"expected {wanted} operands, got {got}")
+        raise InputError(f"expected {kind} operands, got {got}")
 
 
 def _elementwise(

@@ -27,10 +27,10 @@ class Linear:
     @classmethod
     def of(cls, terms: Mapping[Sym | BinOp, int], constant: int) -> Linear:
         """Drop zero coefficients and order terms: largest multiple first, then by text."""
-        kept = [(a, c) for a, c in terms.items() if c != 0]
-        if len(kept) > 1:
-            kept.sort(key=lambda t: (-abs(t[1]), show_expr(t[0])))
-        return cls(tuple(kept), constant)
+        nonzero = [(a, c) for a, c in terms.items() if c != 0]
+        if len(nonzero) > 1:
+            nonzero.sort(key=lambda t: (-abs(t[1]), show_expr(t[0])))
+        return cls(tuple(nonzero), constant)
 
     def expr(self) -> Expr:
         """The expression, in canonical order."""
@@ -250,14 +250,14 @@ def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
 
 def coefficients(e: Expr, names: Iterable[str], ranges: Ranges) -> tuple[dict[str, int], Expr] | None:
     """`e = sum(c[n] * n for n in names) + rest`, rest free of `names`; None where e is not of that form."""
-    wanted = set(names)
+    asked_names = set(names)
     form = linear(e, ranges)
     out: dict[str, int] = {}
     rest: dict[Sym | BinOp, int] = {}
     for atom, c in form.terms:
-        if isinstance(atom, Sym) and atom.name in wanted:
+        if isinstance(atom, Sym) and atom.name in asked_names:
             out[atom.name] = c
-        elif isinstance(atom, BinOp) and any(_mentions(atom, n) for n in wanted):
+        elif isinstance(atom, BinOp) and any(_mentions(atom, n) for n in asked_names):
             return None
         else:
             rest[atom] = c

@@ -119,7 +119,7 @@ class TensorType:
 
     @property
     def dense(self) -> bool:
-        """Whether its memory holds its elements in row-major order and nothing else."""
+        """Return whether its memory holds its elements in row-major order and nothing else."""
         return not self.steps and not self.start
 
     @property
@@ -127,7 +127,7 @@ class TensorType:
         return len(self.shape)
 
     def rows_of(self, lanes: int) -> bool:
-        """Whether the last dimension is consecutive and begins at a multiple of `lanes` in every row."""
+        """True when the last dimension is consecutive and begins at a multiple of `lanes` in every row."""
         *outer, last = self.strides or (1,)
         extents = self.shape[:-1]
         apart = all(s % lanes == 0 for s, n in zip(outer, extents, strict=True) if n > 1)
@@ -158,7 +158,7 @@ Type = ScalarType | TensorType
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """What a caller sees of an input or output: shape and NumPy dtype name (`float32`, `bool`)."""
+    """The caller's view of an input or output: shape and NumPy dtype name (`float32`, `bool`)."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -30,7 +30,7 @@ def window_rows(rows: int, kernel: int, stride: int = 1, dilation: int = 1) -> i
 def input_interval(
     out_interval: Interval, extent: int, kernel: int, stride: int = 1, dilation: int = 1, pad_before: int = 0
 ) -> InputInterval:
-    """What rows `out_interval` of a windowed op read of an input of `extent` rows.
+    """Return what rows `out_interval` of a windowed op read of an input of `extent` rows.
 
     `pad_before` is the whole op's padding before row 0; the padding after its end follows from the windows,
     so ceil mode and a remainder of the stride need no case of their own. Running the op on rows

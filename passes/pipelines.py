@@ -22,10 +22,10 @@ cse,
 dce
 """)
 
-#: what follows products in their own dimensions; products with constants on one input as one product
+#: reshapes sink below what follows products; products with constants on one input become one product
 PRODUCTS = Pipeline.parse("sink-reshapes, merge-products")
 
-#: how each convolution is computed
+#: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")
 
 #: graph ops to tensor ops, and what of them is known at compile time
@@ -91,7 +91,7 @@ PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
     "bf16": {"graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce")},
 }
 
-#: what tidies up after own passes of the graph level; those of others are followed by the like anyway
+#: passes that tidy up after own passes of the graph level; those of others are followed by the like anyway
 OWN_GRAPH_PASSES_END = Pipeline.parse("fold-constants, cse, dce")
 
 #: copies are read through and equal ops are one, before layouts are chosen
@@ -103,7 +103,7 @@ _KERNELS = _CLEAN + TENSOR.only(
 _STORED = _CLEAN + TENSOR.only("join-concats", "fuse-kernels")
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 
-#: what passes ask of pieces of a network (see `tilewright.passes.estimation`), cut out of the pipelines
+#: pipelines for pieces of a network (see `tilewright.passes.estimation`), cut out of the pipelines
 #: above: passes that decide whole networks (layouts, chains, weights) are left out.
 #: program: tensor ops as kernels with parameters; parts: with long sums cut into parts before.
 #: product: a product of graph ops, by precision. stored: kernels without parameters, which say what is
@@ -149,7 +149,7 @@ class Stages:
         return Stages(**kept)
 
     def until(self, name: str) -> Stages:
-        """What comes before the pass of this name."""
+        """The passes before the one of this name."""
         return self._cut(name, Pipeline.until, 1)
 
     def since(self, name: str) -> Stages:
@@ -230,7 +230,7 @@ def _algorithms(precision: str, conv_algorithm: str, workspace: str) -> Pipeline
 
 
 def around_own_passes(level: Level, pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:
-    """What of a stage's pipeline comes before the own passes of its level, and what comes after them.
+    """The parts of a stage's pipeline before and after the own passes of its level.
 
     graph: after the clean-up (batch norms and scales folded), before precision and algorithms are decided.
     tensor: right after lowering, before anything is cut into kernels. thread: after simplification and

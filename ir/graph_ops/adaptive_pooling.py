@@ -60,8 +60,8 @@ def _folded(x: np.ndarray, axes: tuple[int, ...], largest: bool, keepdims: bool)
     """The maximum, or the mean in the dtype of x, over some axes."""
     if largest:
         return np.asarray(x.max(axis=axes, keepdims=keepdims))
-    held = wide(x, dtype_of(x))
-    total = held.sum(axis=axes, dtype=held.dtype, keepdims=keepdims)
+    terms = wide(x, dtype_of(x))
+    total = terms.sum(axis=axes, dtype=terms.dtype, keepdims=keepdims)
     count = np.asarray(prod(x.shape[d] for d in axes))
     return quotient(total, count).astype(x.dtype, copy=False)
 

@@ -18,7 +18,7 @@ from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 COMMUNICATE = frozenset({"communicate"})
-#: how all_reduce joins the members' tensors
+#: the ways in which all_reduce joins the members' tensors
 REDUCTIONS = ("sum", "max")
 #: half-open interval of rows
 Interval = tuple[int, int]
@@ -34,7 +34,7 @@ class Piece:
 
 
 def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int) -> tuple[Piece, ...]:
-    """Where the rows needed[rank] come from, in rising order: own rows first choice, else the first owner.
+    """Return where the rows needed[rank] come from, in rising order: own rows, else the first owner's.
 
     Neighbouring rows of one member are one piece. Raises InputError where nobody owns a needed row.
     """
@@ -45,9 +45,9 @@ def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int
     out: list[Piece] = []
     for start, end in pairwise(bounds):
         member = next((m for m in order if owned[m][0] <= start and end <= owned[m][1]), None)
-        found = member is not None
+        owned_here = member is not None
         message = f"expected an owner of rows [{start}, {end}) that member {rank} needs, got none"
-        require(found, message)
+        require(owned_here, message)
         assert member is not None
         if out and out[-1].member == member:
             start = out.pop().start
@@ -56,7 +56,7 @@ def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int
 
 
 def _members(attrs: Attrs) -> int:
-    """How many ranks take part; raises InputError unless they are distinct and `rank` is one of them."""
+    """The number of ranks; raises InputError unless they are distinct and `rank` is one of them."""
     ranks, rank = attrs["ranks"], attrs["rank"]
     good = len(set(ranks)) == len(ranks) > 0 and min(ranks) >= 0
     require(good, f"expected distinct ranks of at least 0, got {list(ranks)}")

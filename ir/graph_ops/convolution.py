@@ -101,8 +101,8 @@ def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     x, w = alike(types)
     if "algorithm" in attrs:
         check_layout(attrs["algorithm"], CONV2D_ALGORITHMS, "algorithm")
-    found = convolution_of(x, w, attrs, spatial)
-    shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
+    geometry = convolution_of(x, w, attrs, spatial)
+    shape = arranged(geometry.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]
 
 
@@ -120,8 +120,8 @@ def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
 def _flops(spatial: int, op: Op) -> int:
     """2 x results x summed products; padding counts."""
     x, weight = (v.tensor for v in op.operands[:2])
-    found = convolution_of(x, weight, dict(op.attrs), spatial)
-    return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
+    geometry = convolution_of(x, weight, dict(op.attrs), spatial)
+    return 2 * op.result.tensor.size * geometry.channels * prod(w.kernel for w in geometry.windows)
 
 
 def divided(op: Op, *, depthwise: bool = True) -> Labels:

@@ -36,8 +36,8 @@ def deformable_convolution_of(
     good = parts >= 1 and channels % parts == 0 and not g.multiplier_in_kernel
     require(good, f"expected {channels} channels divisible by {parts} deformable groups")
     rows, columns = g.windows
-    wanted = (g.batch, parts * rows.kernel * columns.kernel * 2, rows.count, columns.count)
-    shape = arranged(wanted, "NCHW", attrs["data_layout"])
+    fitting = (g.batch, parts * rows.kernel * columns.kernel * 2, rows.count, columns.count)
+    shape = arranged(fitting, "NCHW", attrs["data_layout"])
     require(offset.shape == shape, f"expected offsets of shape {shape}, got {offset}")
     return g, channels // parts
 
@@ -49,7 +49,7 @@ def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 
 def _places(w: Window, tap: int, offset: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where a tap of every window reads along one axis (as a real number), and whether that is inside."""
+    """Return where a tap of every window reads along one axis (a real number), and whether that is inside."""
     start = np.arange(w.count) * w.stride - w.before + tap * w.dilation
     at = offset + start.reshape((-1, 1) if axis == 0 else (1, -1)).astype(offset.dtype)
     at = np.clip(at, -1, w.size)
@@ -96,8 +96,8 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
 def _flops(op: Op) -> int:
     """2 x results x summed products; the interpolation of elements is not counted."""
     x, offset, weight = (v.tensor for v in op.operands)
-    found, _ = deformable_convolution_of(x, offset, weight, dict(op.attrs))
-    return 2 * op.result.tensor.size * found.channels * prod(w.kernel for w in found.windows)
+    geometry, _ = deformable_convolution_of(x, offset, weight, dict(op.attrs))
+    return 2 * op.result.tensor.size * geometry.channels * prod(w.kernel for w in geometry.windows)
 
 
 define(

@@ -85,9 +85,9 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
         shape = tuple(extents[c] for c in term)
         operands.append(np.broadcast_to(wide(x, dtype_of(x)), shape))
     dtype = dtype_of(inputs[0])
-    held = numpy_dtype(accumulator_dtype(dtype))
+    acc = numpy_dtype(accumulator_dtype(dtype))
     with np.errstate(all="ignore"):
-        out = np.einsum(f"{','.join(terms)}->{output}", *operands, optimize=len(operands) > 1, dtype=held)
+        out = np.einsum(f"{','.join(terms)}->{output}", *operands, optimize=len(operands) > 1, dtype=acc)
     return [np.asarray(out).astype(numpy_dtype(dtype), copy=False)]
 
 

@@ -1,4 +1,4 @@
-"""Where a resized axis samples its source: exact fractional coordinates, taps and weights."""
+"""Samples of a resized axis in its source: exact fractional coordinates, taps and weights."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Rational:
         """The coordinate of a mode (any but cropping) from `target` elements to `size`."""
         match mode:
             case "pytorch_half_pixel" if target == 1:
-                found = (0, 0, 1)
+                best = (0, 0, 1)
             case "half_pixel" | "pytorch_half_pixel":
-                found = (2 * size, size - target, 2 * target)
+                best = (2 * size, size - target, 2 * target)
             case "align_corners":
-                found = (size - 1, 0, max(1, target - 1))
+                best = (size - 1, 0, max(1, target - 1))
             case "asymmetric":
-                found = (size, 0, target)
+                best = (size, 0, target)
             case _:
-                found = (2 * size, size, 2 * target)
-        common = gcd(*found) or 1
-        return cls(*(v // common for v in found))
+                best = (2 * size, size, 2 * target)
+        common = gcd(*best) or 1
+        return cls(*(v // common for v in best))
 
     def nearest(self, rounding: str) -> Rational:
         """What, divided with rounding down, is the nearest element."""
@@ -133,15 +133,15 @@ def letters(layout: str) -> tuple[str, ...]:
 
 def spatial(layout: str) -> tuple[int, ...]:
     """Positions of D, H and W, in this order, in a layout."""
-    found = letters(layout)
-    return tuple(found.index(c) for c in "DHW" if c in found)
+    dims = letters(layout)
+    return tuple(dims.index(c) for c in "DHW" if c in dims)
 
 
 def is_layout(layout: str, dimensions: Sequence[str]) -> bool:
     """True for an arrangement of these dimensions, some of which may be packed as in NCHW4c."""
     if not re.fullmatch(r"([A-Z]|[1-9][0-9]*[a-z])+", layout):
         return False
-    found = letters(layout)
-    packed = [c for c in found if c.islower()]
-    plain = sorted(c for c in found if c.isupper())
+    dims = letters(layout)
+    packed = [c for c in dims if c.islower()]
+    plain = sorted(c for c in dims if c.isupper())
     return plain == sorted(dimensions) and len(set(packed)) == len(packed) and set(packed) <= {"c", "n"}

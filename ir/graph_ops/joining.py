@@ -87,7 +87,7 @@ define(
 
 
 def split_points(extent: int, indices_or_sections: int | Sequence[int]) -> tuple[int, ...]:
-    """Where Relay's split cuts an extent: into equal sections, or at the given indices; raises InputError."""
+    """The places at which Relay's split cuts an extent: equal sections, or indices; raises InputError."""
     if not isinstance(indices_or_sections, int):
         return tuple(indices_or_sections)
     sections = indices_or_sections

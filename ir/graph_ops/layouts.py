@@ -32,14 +32,14 @@ def check_layout(layout: str, known: Sequence[str], what: str) -> None:
         raise InputError(f"expected '{what}' among {', '.join(known)}, got '{layout}'")
 
 
-def arranged(values: Sequence[int], layout: str, wanted: str) -> tuple[int, ...]:
-    """`values`, given in the order of `layout`, in the order of `wanted`."""
-    return tuple(values[layout.index(c)] for c in wanted)
+def arranged(values: Sequence[int], layout: str, order: str) -> tuple[int, ...]:
+    """`values`, given in the order of `layout`, in the order of the letters of `order`."""
+    return tuple(values[layout.index(c)] for c in order)
 
 
-def permuted(x: np.ndarray, layout: str, wanted: str) -> np.ndarray:
-    """A view of `x` with its axes in the order of `wanted`."""
-    return x if layout == wanted else x.transpose([layout.index(c) for c in wanted])
+def permuted(x: np.ndarray, layout: str, order: str) -> np.ndarray:
+    """A view of `x` with its axes in the order of the letters of `order`."""
+    return x if layout == order else x.transpose([layout.index(c) for c in order])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,24 @@ def windows(
     ceil: bool = False,
 ) -> tuple[Window, ...]:
     """Windows of every spatial dimension; padding is that before each dimension, then that after each."""
-    given, n = (kernel, strides, dilation), len(sizes)
-    if any(len(v) != n or min(v) < 1 for v in given) or len(padding) != 2 * n or min(padding) < 0:
+    sequences, n = (kernel, strides, dilation), len(sizes)
+    if any(len(v) != n or min(v) < 1 for v in sequences) or len(padding) != 2 * n or min(padding) < 0:
         raise InputError(
             f"expected {_COUNTS[n]} positive entries in kernel, strides and dilation and "
             f"{_COUNTS[2 * n]} non-negative ones in padding, got "
-            f"{', '.join(str(tuple(v)) for v in (*given, padding))}"
+            f"{', '.join(str(tuple(v)) for v in (*sequences, padding))}"
         )
-    found = tuple(
+    along = tuple(
         Window(sizes[d], kernel[d], strides[d], dilation[d], padding[d], padding[d + n], ceil)
         for d in range(n)
     )
-    for w in found:
+    for w in along:
         if w.count < 1:
             raise InputError(
                 f"expected windows that fit, got {w.kernel} taps of dilation {w.dilation} over "
                 f"{w.size} elements padded by {w.before} and {w.after}"
             )
-    return found
+    return along
 
 
 def padded(x: np.ndarray, along: Sequence[Window], value: float | int | bool) -> np.ndarray:

@@ -29,11 +29,11 @@ def _infer_trilu(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 
 def _evaluate_trilu(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
-    x, *given = inputs
-    k = int(given[0].reshape(())) if given else attrs["k"]
+    x, *offset = inputs
+    k = int(offset[0].reshape(())) if offset else attrs["k"]
     above = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
-    kept = above >= k if attrs["upper"] else above <= k
-    return [np.where(kept, x, np.zeros((), x.dtype))]
+    inside = above >= k if attrs["upper"] else above <= k
+    return [np.where(inside, x, np.zeros((), x.dtype))]
 
 
 define(
@@ -60,8 +60,8 @@ def _infer_set_diag(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     require(good, f"expected diagonals k1 <= k2 of {x}, got {k1} and {k2}")
     longest = max(diagonal_length(rows, columns, k) for k in range(k1, k2 + 1))
     several = (k2 - k1 + 1,) if k1 != k2 else ()
-    wanted = TensorType(x.dtype, (*x.shape[:-2], *several, longest))
-    require(diagonal == wanted, f"expected diagonals {wanted} for {x}, got {diagonal}")
+    fitting = TensorType(x.dtype, (*x.shape[:-2], *several, longest))
+    require(diagonal == fitting, f"expected diagonals {fitting} for {x}, got {diagonal}")
     return [x]
 
 

@@ -261,7 +261,7 @@ def _evaluate_set(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nda
 
 
 def _new_place(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
-    """What filled a whole dimension still does."""
+    """A part that filled a whole dimension still does."""
     x, v = operands
     begin = list(attrs["begin"])
     for d, (whole, part) in enumerate(zip(x, v, strict=True)):

@@ -65,12 +65,12 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     b = Builder()
     operands = [Value(TensorType(dtype_of(x), x.shape)) for x in inputs]
     results = octave_parts(b.emit, operands, attrs)
-    held = dict(zip(operands, inputs, strict=True))
+    env = dict(zip(operands, inputs, strict=True))
     for op in b.ops:
         evaluate = op_def(op.name).evaluate
         assert evaluate is not None
-        held.update(zip(op.results, evaluate([held[v] for v in op.operands], dict(op.attrs)), strict=True))
-    return [held[r] for r in results]
+        env.update(zip(op.results, evaluate([env[v] for v in op.operands], dict(op.attrs)), strict=True))
+    return [env[r] for r in results]
 
 
 def _flops(op: Op) -> int:

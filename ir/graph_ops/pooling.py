@@ -47,8 +47,8 @@ def pool_windows(x: TensorType, attrs: Attrs, spatial: int) -> tuple[Window, ...
     check_layout(attrs["layout"], data_layouts(spatial), "layout")
     require_rank(x, spatial + 2)
     sizes = arranged(x.shape, attrs["layout"], SPATIAL[spatial])
-    given = (attrs["pool_size"], attrs["strides"], attrs["padding"], attrs["dilation"])
-    return windows(sizes, *given, attrs["ceil_mode"])
+    sequences = (attrs["pool_size"], attrs["strides"], attrs["padding"], attrs["dilation"])
+    return windows(sizes, *sequences, attrs["ceil_mode"])
 
 
 def with_image(x: TensorType, layout: str, image: Sequence[int]) -> TensorType:

@@ -198,9 +198,9 @@ def _mean_parts(op: Op, operand: int, axis: int, start: int, end: int) -> Partia
 def _evaluate_mean(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     (x,) = inputs
     t = TensorType(dtype_of(x), x.shape)
-    held = x.astype(numpy_dtype(moment_dtype(t.dtype)), copy=False)
+    terms = x.astype(numpy_dtype(moment_dtype(t.dtype)), copy=False)
     with np.errstate(all="ignore"):
-        total = _sum(held, tuple(attrs["axis"]), attrs["keepdims"])
+        total = _sum(terms, tuple(attrs["axis"]), attrs["keepdims"])
         return [quotient(total, np.asarray(count(t, attrs))).astype(x.dtype, copy=False)]
 
 
@@ -230,9 +230,9 @@ def _infer_variance(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 def _evaluate_variance(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     x, mean = inputs
     t = TensorType(dtype_of(x), x.shape)
-    held = numpy_dtype(moment_dtype(t.dtype))
+    sum_dtype = numpy_dtype(moment_dtype(t.dtype))
     with np.errstate(all="ignore"):
-        centred = x.astype(held, copy=False) - mean.astype(held, copy=False)
+        centred = x.astype(sum_dtype, copy=False) - mean.astype(sum_dtype, copy=False)
         total = _sum(centred * centred, tuple(attrs["axis"]), attrs["keepdims"])
         return [quotient(total, np.asarray(count(t, attrs) - attrs["unbiased"])).astype(x.dtype, copy=False)]
 
@@ -260,18 +260,18 @@ def _infer_position(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 def _evaluate_position(largest: bool, inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     x, axes = wide(inputs[0], dtype_of(inputs[0])), sorted(attrs["axis"])
-    kept = [d for d in range(x.ndim) if d not in axes]
+    others = [d for d in range(x.ndim) if d not in axes]
     elements = prod(x.shape[d] for d in axes)
-    rows = x.transpose(*kept, *axes).reshape([*(x.shape[d] for d in kept), elements])
+    rows = x.transpose(*others, *axes).reshape([*(x.shape[d] for d in others), elements])
     shape = reduced_shape(x.shape, axes, attrs["keepdims"])
     if 0 in shape:
         return [np.empty(shape, np.int32)]
     find = np.argmax if largest else np.argmin
     if attrs["select_last_index"]:
-        found = elements - 1 - find(rows[..., ::-1], axis=-1)
+        position = elements - 1 - find(rows[..., ::-1], axis=-1)
     else:
-        found = find(rows, axis=-1)
-    return [np.asarray(found).astype(np.int32).reshape(shape)]
+        position = find(rows, axis=-1)
+    return [np.asarray(position).astype(np.int32).reshape(shape)]
 
 
 for _kind, _what in (("max", "largest"), ("min", "smallest")):

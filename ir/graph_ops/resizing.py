@@ -162,15 +162,15 @@ def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
         return None
     factor = target // size
     taps, weights, _ = axis_taps(attrs, d, size, target)
-    wanted, read = np.s_[:, start:end], taps[:, start:end]
+    columns, read = np.s_[:, start:end], taps[:, start:end]
     margin = 0 if attrs["method"] == "nearest_neighbor" else 2
     first = max(0, min(int(read.min()), start // factor) - margin)
     last = min(size, max(int(read.max()) + 1, -(-end // factor)) + margin)
     again = {**attrs, "size": replaced(op.integers("size"), d, (last - first) * factor)}
     own_taps, own_weights, _ = axis_taps(again, d, last - first, (last - first) * factor)
     keep = start - first * factor, end - first * factor
-    same = np.array_equal(own_taps[:, slice(*keep)] + first, taps[wanted])
-    if not same or not np.allclose(own_weights[:, slice(*keep)], weights[wanted], rtol=0, atol=1e-15):
+    same = np.array_equal(own_taps[:, slice(*keep)] + first, taps[columns])
+    if not same or not np.allclose(own_weights[:, slice(*keep)], weights[columns], rtol=0, atol=1e-15):
         return None
     return SlicedOp((OperandRows(axis, first, last),), {"size": again["size"]}, keep=keep)
 

@@ -119,7 +119,7 @@ def _evaluate_grid(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     data, grid = inputs
     align, mode = attrs["align_corners"], attrs["padding_mode"]
     method = GRID_METHODS[attrs["method"]]
-    held = np.moveaxis(_held(data), 1, -1)
+    image = np.moveaxis(_held(data), 1, -1)
     coordinates = []
     count = data.ndim - 2
     for k in range(count):
@@ -137,7 +137,7 @@ def _evaluate_grid(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     batch = np.arange(data.shape[0]).reshape(-1, *[1] * count)
     batch = np.broadcast_to(batch, coordinates[0].shape)
     folded = fold if method == "cubic" and mode != "zeros" else None
-    out = interpolated(held, batch, coordinates, method, fill=True, fold=folded)
+    out = interpolated(image, batch, coordinates, method, fill=True, fold=folded)
     return [np.moveaxis(out, -1, 1).astype(data.dtype)]
 
 
@@ -231,8 +231,8 @@ def _infer_crop(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 def _evaluate_crop(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     data, boxes, index = inputs
-    found = letters(attrs["layout"])
-    order = [found.index("N"), *spatial(attrs["layout"])]
+    dims = letters(attrs["layout"])
+    order = [dims.index("N"), *spatial(attrs["layout"])]
     order += [d for d in range(data.ndim) if d not in order]
     boxes = wide(boxes, dtype_of(boxes))
     coordinates, inside = [], np.ones((len(boxes), 1, 1), bool)
@@ -247,8 +247,8 @@ def _evaluate_crop(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
         inside = inside & (x >= 0) & (x <= last)
     batch = np.broadcast_to(np.clip(index, 0, data.shape[order[0]] - 1)[:, None, None], inside.shape)
     method = BOX_METHODS[attrs["method"]]
-    held = np.transpose(data if method == "nearest_neighbor" else _held(data), order)
-    out = interpolated(held, batch, coordinates, method, rounding="round", fill=False)
+    image = np.transpose(data if method == "nearest_neighbor" else _held(data), order)
+    out = interpolated(image, batch, coordinates, method, rounding="round", fill=False)
     along = (..., *[None] * (out.ndim - 3))
     out = np.where(inside[along], out, np.asarray(attrs["extrapolation_value"]).astype(out.dtype))
     kind = numpy_dtype(attrs["out_dtype"]) if attrs["out_dtype"] else data.dtype

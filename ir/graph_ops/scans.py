@@ -31,16 +31,16 @@ def _evaluate(
 ) -> Sequence[np.ndarray]:
     (x,) = inputs
     dtype = numpy_dtype(attrs["dtype"] or dtype_of(x))
-    held = numpy_dtype(accumulator_dtype(dtype_of(np.empty(0, dtype))))
-    ufunc = ufuncs[held == np.bool_]
+    acc = numpy_dtype(accumulator_dtype(dtype_of(np.empty(0, dtype))))
+    ufunc = ufuncs[acc == np.bool_]
     axis = attrs["axis"] % x.ndim
     with np.errstate(all="ignore"):
-        out = ufunc.accumulate(x.astype(dtype, copy=False).astype(held, copy=False), axis=axis, dtype=held)
+        out = ufunc.accumulate(x.astype(dtype, copy=False).astype(acc, copy=False), axis=axis, dtype=acc)
         if attrs["exclusive"]:
             shape = (*x.shape[:axis], min(1, x.shape[axis]), *x.shape[axis + 1 :])
-            start = np.full(shape, ufunc.identity, held)
-            kept = np.take(out, range(max(0, x.shape[axis] - 1)), axis=axis)
-            out = np.concatenate([start, kept], axis=axis)
+            start = np.full(shape, ufunc.identity, acc)
+            before = np.take(out, range(max(0, x.shape[axis] - 1)), axis=axis)
+            out = np.concatenate([start, before], axis=axis)
         return [out.astype(dtype, copy=False)]
 
 

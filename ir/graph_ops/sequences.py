@@ -20,8 +20,8 @@ def _lengths(types: Sequence[Type], seq_axis: int, batch_axis: int) -> tuple[Ten
     x, lengths = tensors(types)
     seq, batch = (axis_of(a, x.rank) for a in (seq_axis, batch_axis))
     require(seq != batch, f"expected different axes of sequences and batch, got {seq} twice")
-    wanted = (x.shape[batch],)
-    require(lengths.shape == wanted, f"expected lengths of shape {wanted} for {x}, got {lengths}")
+    fitting = (x.shape[batch],)
+    require(lengths.shape == fitting, f"expected lengths of shape {fitting} for {x}, got {lengths}")
     return x, lengths
 
 
@@ -71,8 +71,8 @@ def _evaluate_mask(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     along[axis], place = x.shape[axis], np.arange(x.shape[axis])
     across = [1] * x.ndim
     across[1 - axis] = x.shape[1 - axis]
-    kept = place.reshape(along) < lengths.reshape(across)
-    return [np.where(kept, x, np.asarray(attrs["mask_value"]).astype(x.dtype))]
+    inside = place.reshape(along) < lengths.reshape(across)
+    return [np.where(inside, x, np.asarray(attrs["mask_value"]).astype(x.dtype))]
 
 
 define(
@@ -100,8 +100,8 @@ def range_values(start: float, stop: float, step: float, dtype: str) -> np.ndarr
     place = np.arange(range_count(start, stop, step), dtype=np.int64)
     if dtype not in FLOATS and isinstance(start, int) and isinstance(step, int):
         return (start + step * place).astype(numpy_dtype(dtype))
-    held = numpy_dtype(accumulator_dtype(dtype)) if dtype in FLOATS else np.dtype(np.float64)
-    values = held.type(start) + place.astype(held) * held.type(step)
+    sum_dtype = numpy_dtype(accumulator_dtype(dtype)) if dtype in FLOATS else np.dtype(np.float64)
+    values = sum_dtype.type(start) + place.astype(sum_dtype) * sum_dtype.type(step)
     return values.astype(numpy_dtype(dtype))
 
 

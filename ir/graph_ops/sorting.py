@@ -126,8 +126,8 @@ def _evaluate_searchsorted(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequen
     ordered, values = (wide(v, dtype_of(v)) for v in inputs)
     side: Literal["left", "right"] = "right" if attrs["right"] else "left"
     if ordered.ndim == 1:
-        found = np.searchsorted(ordered, values, side=side)
-        return [np.asarray(found).astype(numpy_dtype(attrs["dtype"]))]
+        places = np.searchsorted(ordered, values, side=side)
+        return [np.asarray(places).astype(numpy_dtype(attrs["dtype"]))]
     out = np.empty(values.shape, numpy_dtype(attrs["dtype"]))
     for row in np.ndindex(*values.shape[:-1]):
         out[row] = np.searchsorted(ordered[row], values[row], side=side)

@@ -33,11 +33,11 @@ def coordinates(place: np.ndarray, shape: Sequence[int]) -> list[np.ndarray]:
 
 def _evaluate_unravel_index(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     indices, shape = inputs
-    found = coordinates(indices, list(shape))
-    if not found:
+    rows = coordinates(indices, list(shape))
+    if not rows:
         return [np.empty((0, *indices.shape), indices.dtype)]
     with np.errstate(all="ignore"):
-        return [np.stack([found[0] % shape[0], *found[1:]])]
+        return [np.stack([rows[0] % shape[0], *rows[1:]])]
 
 
 #: facts that ops below share; each replaces those that differ
@@ -83,8 +83,8 @@ def _evaluate_sparse_reshape(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequ
     place = np.zeros(indices.shape[:1], indices.dtype)
     for column, extent in zip(indices.T, before, strict=True):
         place = place * extent + column
-    found = coordinates(place, list(shape))
-    return [np.stack(found, axis=1) if found else np.empty((len(place), 0), indices.dtype), shape]
+    rows = coordinates(place, list(shape))
+    return [np.stack(rows, axis=1) if rows else np.empty((len(place), 0), indices.dtype), shape]
 
 
 define(

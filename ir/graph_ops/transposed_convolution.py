@@ -81,8 +81,8 @@ def transposed_convolution_of(
 
 def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     x, w = alike(types)
-    found = transposed_convolution_of(x, w, attrs, spatial)
-    shape = arranged(found.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
+    geometry = transposed_convolution_of(x, w, attrs, spatial)
+    shape = arranged(geometry.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]
 
 
@@ -117,8 +117,8 @@ def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
 def _flops(spatial: int, op: Op) -> int:
     """2 x elements of x x taps and filters that each is multiplied by."""
     x, weight = (v.tensor for v in op.operands[:2])
-    found = transposed_convolution_of(x, weight, dict(op.attrs), spatial)
-    return 2 * x.size * found.filters * prod(w.kernel for w in found.windows)
+    geometry = transposed_convolution_of(x, weight, dict(op.attrs), spatial)
+    return 2 * x.size * geometry.filters * prod(w.kernel for w in geometry.windows)
 
 
 def _divided(op: Op) -> Labels:

@@ -156,11 +156,11 @@ _activation(
 
 
 def _softplus(x: np.ndarray, attrs: Attrs) -> np.ndarray:
-    held = wide(x, dtype_of(x))
-    beta, threshold = typed(attrs["beta"], held), attrs["threshold"]
-    scaled = held * beta
-    smooth = (np.maximum(scaled, typed(0, held)) + np.log(typed(1, held) + np.exp(-np.abs(scaled)))) / beta
-    return smooth if threshold is None else np.where(scaled > typed(threshold, held), held, smooth)
+    v = wide(x, dtype_of(x))
+    beta, threshold = typed(attrs["beta"], v), attrs["threshold"]
+    scaled = v * beta
+    smooth = (np.maximum(scaled, typed(0, v)) + np.log(typed(1, v) + np.exp(-np.abs(scaled)))) / beta
+    return smooth if threshold is None else np.where(scaled > typed(threshold, v), v, smooth)
 
 
 _activation(
@@ -176,9 +176,9 @@ _activation(
 
 
 def _hard_swish(x: np.ndarray, attrs: Attrs) -> np.ndarray:
-    held = wide(x, dtype_of(x))
-    gate = np.minimum(np.maximum(held + typed(3, held), typed(0, held)), typed(6, held))
-    return held * gate / typed(6, held)
+    v = wide(x, dtype_of(x))
+    gate = np.minimum(np.maximum(v + typed(3, v), typed(0, v)), typed(6, v))
+    return v * gate / typed(6, v)
 
 
 _activation(

@@ -74,34 +74,34 @@ class Folds:
 
 def recognise(block: Block, accumulators: int) -> Folds | None:
     """The folds of a reducing body whose last parameters are `accumulators`; None for general bodies."""
-    held = block.params[len(block.params) - accumulators :]
-    tainted, ops, found = set(held), [], {}
+    totals = block.params[len(block.params) - accumulators :]
+    tainted, ops, folds = set(totals), [], {}
     for op in block.ops[:-1]:
         if not tainted.intersection(op.operands):
             ops.append(op)
             continue
-        fold = _fold(op, held)
+        fold = _fold(op, totals)
         if fold is None:
             return None
         tainted.add(op.result)
-        found[op.result] = fold
+        folds[op.result] = fold
     yielded = block.ops[-1].operands
-    for v, acc in zip(yielded, held, strict=True):
-        if v not in found or found[v][0] is not acc:
+    for v, total in zip(yielded, totals, strict=True):
+        if v not in folds or folds[v][0] is not total:
             return None
-    if len(set(yielded)) != len(yielded) or len(found) != len(yielded):
+    if len(set(yielded)) != len(yielded) or len(folds) != len(yielded):
         return None
-    return Folds(tuple(ops), tuple(found[v][1] for v in yielded))
+    return Folds(tuple(ops), tuple(folds[v][1] for v in yielded))
 
 
-def _fold(op: Op, held: Sequence[Value]) -> tuple[Value, Fold] | None:
+def _fold(op: Op, totals: Sequence[Value]) -> tuple[Value, Fold] | None:
     if op.name == "scalar.fma":
         a, b, c = op.operands
-        return (c, Fold(np.add, (a, b))) if c in held and a not in held and b not in held else None
+        return (c, Fold(np.add, (a, b))) if c in totals and not {a, b} & {*totals} else None
     if op.name not in UFUNCS:
         return None
     a, b = op.operands
-    if (a in held) == (b in held):
+    if (a in totals) == (b in totals):
         return None
-    acc, element = (a, b) if a in held else (b, a)
-    return acc, Fold(UFUNCS[op.name], (element,))
+    total, element = (a, b) if a in totals else (b, a)
+    return total, Fold(UFUNCS[op.name], (element,))

@@ -22,7 +22,7 @@ CHUNK = 1 << 21
 
 @dataclass(frozen=True)
 class Access:
-    """How one operand is read: an index expression per dimension, its affine form, and the value outside."""
+    """The reads of one operand: an index expression per dimension, its affine form, and the value outside."""
 
     exprs: tuple[Expr, ...]
     forms: tuple[tuple[dict[str, int], int] | None, ...]
@@ -35,8 +35,8 @@ class Access:
 
 
 def _affine(e: Expr, ranges: Ranges) -> tuple[dict[str, int], int] | None:
-    found = coefficients(e, ranges, ranges)
-    return (found[0], found[1]) if found is not None and isinstance(found[1], int) else None
+    form = coefficients(e, ranges, ranges)
+    return (form[0], form[1]) if form is not None and isinstance(form[1], int) else None
 
 
 def whole(extents: Mapping[str, int]) -> Box:
@@ -82,20 +82,20 @@ def extent(box: Box, name: str) -> int:
 
 def fetch(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) -> np.ndarray:
     """Elements of `array` read over `box`, axes in `order`, of size 1 where a dimension is unused."""
-    found = _strided(array, access, box, order)
-    return found if found is not None else _gathered(array, access, box, order)
+    view = _strided(array, access, box, order)
+    return view if view is not None else _gathered(array, access, box, order)
 
 
 def _strided(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) -> np.ndarray | None:
     index: list[int | slice] = []
-    kept: list[str] = []
+    dims: list[str] = []
     inner: list[tuple[int, int]] = []
     for size, form in zip(array.shape, access.forms, strict=True):
         if form is None:
             return None
         base = form[1] + sum(c * box[n][0] for n, c in form[0].items())
         live = [n for n in form[0] if extent(box, n) > 1]
-        if len(live) > 1 or (live and live[0] in kept):
+        if len(live) > 1 or (live and live[0] in dims):
             return None
         step, n = (form[0][live[0]], extent(box, live[0])) if live else (1, 1)
         low, high = _inside(base, step, n, size)
@@ -105,17 +105,17 @@ def _strided(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) 
             first, last = base + step * low, base + step * (high - 1)
             end = last + (1 if step > 0 else -1)
             index.append(slice(first, end if end >= 0 else None, step))
-            kept.append(live[0])
+            dims.append(live[0])
             inner.append((low, high))
         else:
             index.append(base)
     view = array[tuple(index)]
-    if any(span != (0, extent(box, n)) for span, n in zip(inner, kept, strict=True)):
-        padded = np.full([extent(box, n) for n in kept], _filling(access), dtype=array.dtype)
+    if any(span != (0, extent(box, n)) for span, n in zip(inner, dims, strict=True)):
+        padded = np.full([extent(box, n) for n in dims], _filling(access), dtype=array.dtype)
         padded[tuple(slice(*span) for span in inner)] = view
         view = padded
-    view = np.transpose(view, sorted(range(len(kept)), key=lambda i: order.index(kept[i])))
-    return view[tuple(slice(None) if n in kept else None for n in order)]
+    view = np.transpose(view, sorted(range(len(dims)), key=lambda i: order.index(dims[i])))
+    return view[tuple(slice(None) if n in dims else None for n in order)]
 
 
 def _inside(base: int, step: int, n: int, size: int) -> tuple[int, int]:

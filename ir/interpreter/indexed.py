@@ -41,15 +41,15 @@ def evaluate_scan(op: Op, x: np.ndarray) -> np.ndarray:
     if ufunc is not None and x.dtype == dtype:
         full = np.broadcast_to(fetch(x, access, whole(par), order), out.shape)
         return _accumulate(ufunc, full, init, axis, op)
-    held = np.full([1 if n == dim else par[n] for n in order], init)
+    total = np.full([1 if n == dim else par[n] for n in order], init)
     steps = range(par[dim] - 1, -1, -1) if op["reverse"] else range(par[dim])
     for i in steps:
         box = {**whole(par), dim: (i, i + 1)}
         at = (slice(None),) * axis + (slice(i, i + 1),)
-        before = held
-        (held,) = run_body(op.body, [fetch(x, access, box, order), held], axes(box, order))
-        held = np.broadcast_to(held, before.shape)
-        out[at] = before if op["exclusive"] else held
+        before = total
+        (total,) = run_body(op.body, [fetch(x, access, box, order), total], axes(box, order))
+        total = np.broadcast_to(total, before.shape)
+        out[at] = before if op["exclusive"] else total
     return out
 
 

@@ -86,8 +86,8 @@ class _Rank:
         self.at += 1
 
     def results(self) -> list[np.ndarray]:
-        held = [*self.inputs, *self.module.constants.values()]
-        return [own_array(self.env[v], held) for v in self.op.operands]
+        shared = [*self.inputs, *self.module.constants.values()]
+        return [own_array(self.env[v], shared) for v in self.op.operands]
 
 
 @dataclass
@@ -202,15 +202,15 @@ class _World:
             raise InputError(message, where=member.where)
 
     def waiting(self) -> str:
-        """What each rank that is not done stands at."""
+        """The op at which each rank stands that is not done."""
         parts = []
         for r in self.ranks:
             if r.done:
                 parts.append(f"rank {r.rank} is done")
             else:
                 keys = [k for k in ("source", "ranks", "tag") if r.op.get(k) is not None]
-                told = ", ".join(f"{k} {_plain(r.op.get(k))}" for k in keys)
-                parts.append(f"{r.where} ({told})")
+                listed = ", ".join(f"{k} {_plain(r.op.get(k))}" for k in keys)
+                parts.append(f"{r.where} ({listed})")
         return "; ".join(parts)
 
 
@@ -228,7 +228,7 @@ def _key(op: Op) -> tuple[object, object]:
 
 
 def _joined(name: str, attrs: Mapping[str, Any], arrays: Sequence[np.ndarray], position: int) -> np.ndarray:
-    """What the member at `position` gets out of all members' arrays."""
+    """Return what the member at `position` gets out of all members' arrays."""
     if name == "graph.all_gather":
         return np.concatenate(arrays, axis=attrs["axis"])
     if name == "graph.halo_exchange":

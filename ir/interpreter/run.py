@@ -32,24 +32,24 @@ def interpret(module: Module, *inputs: Any, precision: str = "native") -> list[n
     with widened(precision == "fp64"), np.errstate(all="ignore"):
         arrays = bind_inputs(module, inputs)
         results = _run(module, module.main, arrays)
-        held = [*arrays, *module.constants.values()]
-        return [own_array(r, held) for r in results]
+        shared = [*arrays, *module.constants.values()]
+        return [own_array(r, shared) for r in results]
 
 
 def bind_inputs(module: Module, inputs: Sequence[Any]) -> list[np.ndarray]:
     """The inputs as arrays of the parameters of @main; raises InputError where they do not fit."""
     names, types = module.input_names, [p.tensor for p in module.main.params]
     if len(inputs) != len(names):
-        wanted = ", ".join(f"{n}: {array_type(t)}" for n, t in zip(names, types, strict=True))
-        raise InputError(f"expected {len(names)} inputs ({wanted}), got {len(inputs)}")
+        expected = ", ".join(f"{n}: {array_type(t)}" for n, t in zip(names, types, strict=True))
+        raise InputError(f"expected {len(names)} inputs ({expected}), got {len(inputs)}")
     return [_input(n, t, x) for n, t, x in zip(names, types, inputs, strict=True)]
 
 
-def _input(name: str, t: TensorType, given: Any) -> np.ndarray:
+def _input(name: str, t: TensorType, value: Any) -> np.ndarray:
     try:
-        array = np.asarray(given)
+        array = np.asarray(value)
     except (TypeError, ValueError) as e:
-        raise InputError(f"input '{name}': expected an array, got {type(given).__name__} ({e})") from e
+        raise InputError(f"input '{name}': expected an array, got {type(value).__name__} ({e})") from e
     array = array.astype(
         array.dtype.newbyteorder("="), copy=False
     )  # the order of bytes is no part of the type
@@ -86,7 +86,7 @@ def _run(module: Module, func: Func, arguments: Sequence[np.ndarray]) -> list[np
 
 
 def last_uses(func: Func) -> Mapping[Value, int]:
-    """Where in a function each value is used last."""
+    """The last place in a function at which each value is used."""
     return {v: i for i, op in enumerate(func.body.ops) for v in op.operands}
 
 

@@ -39,7 +39,7 @@ def evaluate_structured(op: Op, operands: Sequence[np.ndarray]) -> list[np.ndarr
 
 
 def accesses_of(op: Op) -> list[Access]:
-    """How each operand is read."""
+    """The access of each operand."""
     ranges = ranges_of(op)
     return [Access.of(at, ranges, fill) for at, fill in zip(reads(op), fills(op), strict=True)]
 
@@ -47,12 +47,12 @@ def accesses_of(op: Op) -> list[Access]:
 def looped_dims(op: Op) -> set[str]:
     """Reduced dimensions visited point by point, so that composite indices (`h*2 + kh`) become slices."""
     red = dims(op, "red")
-    found: set[str] = set()
+    looped: set[str] = set()
     for access in accesses_of(op):
         for form in access.forms:
             if form is not None and len(form[0]) > 1:
-                found |= form[0].keys() & red.keys()
-    return found if prod(red[k] for k in found) <= _LOOPED_POINTS else set()
+                looped |= form[0].keys() & red.keys()
+    return looped if prod(red[k] for k in looped) <= _LOOPED_POINTS else set()
 
 
 def _initial(op: Op, shape: Sequence[int]) -> list[np.ndarray]:
@@ -130,12 +130,12 @@ def _general_reduce(op: Op, operands: Sequence[np.ndarray], accesses: Sequence[A
     outs = _initial(op, tuple(par.values()))
     for outer in boxes(par, row_tile(par, CHUNK)):
         where = _slices(outer, list(par))
-        held = [out[where].reshape(out[where].shape + ones) for out in outs]
-        shapes = [h.shape for h in held]
+        totals = [out[where].reshape(out[where].shape + ones) for out in outs]
+        shapes = [h.shape for h in totals]
         for point in boxes(red, dict.fromkeys(red, 1)):
             box = {**outer, **point}
             elements = [fetch(x, a, box, order) for x, a in zip(operands, accesses, strict=True)]
-            held = run_body(op.body, [*elements, *held], axes(box, order))
-        for out, value, shape in zip(outs, held, shapes, strict=True):
+            totals = run_body(op.body, [*elements, *totals], axes(box, order))
+        for out, value, shape in zip(outs, totals, shapes, strict=True):
             out[where] = np.broadcast_to(value, shape).reshape(shape[: len(par)])
     return outs

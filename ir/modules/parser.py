@@ -283,9 +283,9 @@ class _Scope:
                 self.fail(t, f"use of undefined value {t}")
         operands = tuple(self.names[str(t)] for t in o.operands)
         name = FORMER_OPS.get(o.name, str(o.name))
-        given = {FORMER_ATTRS.get((name, k), k): v for k, v in self.attrs(o.attrs)}
+        named = {FORMER_ATTRS.get((name, k), k): v for k, v in self.attrs(o.attrs)}
         try:
-            attrs = op_def(name).complete(given)
+            attrs = op_def(name).complete(named)
         except InputError as e:
             self.fail(o.name, str(e))
         body = None
@@ -353,8 +353,8 @@ def parse_file(path: str | Path) -> Module:
     path = file_path(path)
     text = decode(read_bounded(path, MAX_BYTES, "file of IR"), str(path))
     side = path.with_suffix(".safetensors")
-    held = load_constants(side) if os.path.exists(side) else None  # a name grown too long is no file's
-    return parse(text, constants=held, where=str(path))
+    constants = load_constants(side) if os.path.exists(side) else None  # a name grown too long is no file's
+    return parse(text, constants=constants, where=str(path))
 
 
 def decode(data: bytes, where: str) -> str:

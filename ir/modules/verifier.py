@@ -200,10 +200,10 @@ class _Checker:
             if d.complete(dict(op.attrs)) != op.attrs:
                 return [f"expected all attributes in this order: {', '.join(d.attrs)}"]
             if d.infer is not None:
-                wanted = tuple(d.infer([v.type for v in op.operands], dict(op.attrs)))
+                inferred = tuple(d.infer([v.type for v in op.operands], dict(op.attrs)))
                 got = tuple(r.type for r in op.results)
-                if wanted != got:
-                    return [f"expected result types {_listed(wanted)}, got {_listed(got)}"]
+                if inferred != got:
+                    return [f"expected result types {_listed(inferred)}, got {_listed(got)}"]
         except InputError as e:
             return [str(e)]
         faults = list(d.verify(op)) if d.verify is not None else []
@@ -231,15 +231,15 @@ class _Checker:
             return [f"the module has no function {show_attr(ref)}"]
         if any(inner.name == "tensor.call" for inner in callee.body.ops):
             return [f"expected a kernel that makes no calls itself, got @{callee.name}"]
-        wanted = [p.type for p in callee.params]
+        expected = [p.type for p in callee.params]
         if callee.level is not Level.THREAD:
-            wanted += callee.result_types
+            expected += callee.result_types
         got = [v.type for v in (*op.operands, *op.results)]
-        if len(wanted) != len(got):
-            return [f"@{callee.name} takes {len(wanted)} buffers, got {len(got)}"]
+        if len(expected) != len(got):
+            return [f"@{callee.name} takes {len(expected)} buffers, got {len(got)}"]
         return [
             f"buffer {i} of @{callee.name} is {w}, got {g}"
-            for i, (w, g) in enumerate(zip(wanted, got, strict=True))
+            for i, (w, g) in enumerate(zip(expected, got, strict=True))
             if not (
                 isinstance(w, TensorType)
                 and isinstance(g, TensorType)

@@ -58,8 +58,8 @@ def _collective_faults(op: Op, operands: Sequence[int], results: Sequence[int]) 
         if len(counts) != len(members):
             return [f"expected a count per member, got {list(counts)}"]
         part, whole = [counts[position]], [sum(counts)]
-        wanted = (part, whole) if op["kind"] == "all_gather" else (whole, part)
-        good = (list(operands), list(results)) == wanted
+        fitting = (part, whole) if op["kind"] == "all_gather" else (whole, part)
+        good = (list(operands), list(results)) == fitting
     return [] if good else [f"expected operands and results that fit the counts, got {operands}, {results}"]
 
 

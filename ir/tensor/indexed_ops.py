@@ -10,14 +10,14 @@ from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, verify_reads, verify_scalar_body
 from tilewright.ir.types import TensorType
 
-#: what a gather does with an address outside its data
+#: the ways in which a gather deals with an address outside its data
 GATHER_MODES = ("clip", "wrap", "fill")
 
 
 def _verify_result(op: Op, shape: tuple[int, ...], dtype: str) -> list[str]:
-    wanted, t = TensorType(dtype, shape), op.result.type
-    fits = isinstance(t, TensorType) and (t.dtype, t.shape, t.space) == (dtype, shape, wanted.space)
-    return [] if fits else [f"expected a result of type {wanted}, got {op.result.type}"]
+    expected, t = TensorType(dtype, shape), op.result.type
+    fits = isinstance(t, TensorType) and (t.dtype, t.shape, t.space) == (dtype, shape, expected.space)
+    return [] if fits else [f"expected a result of type {expected}, got {op.result.type}"]
 
 
 def _verify_scan(op: Op) -> Sequence[str]:

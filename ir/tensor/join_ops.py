@@ -25,9 +25,9 @@ def boxes_of(op: Op) -> tuple[Box, ...]:
 
 
 def layout_in(
-    shape: tuple[int, ...], steps: tuple[int, ...], wanted: tuple[int, ...]
+    shape: tuple[int, ...], steps: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Steps at which an array of shape `wanted` meets the elements of a box in row-major order.
+    """Steps at which an array of shape `target` meets the elements of a box in row-major order.
 
     shape, steps: of the box; both hold equally many elements. None where no steps do.
     """
@@ -41,7 +41,7 @@ def layout_in(
         else:
             runs.append((n, s))
     out: list[int] = []
-    for n in reversed(wanted):
+    for n in reversed(target):
         if n == 1:
             out.append(0)
             continue

@@ -44,8 +44,8 @@ def reads(op: Op) -> tuple[tuple[Expr, ...], ...]:
 
 def fills(op: Op) -> tuple[float | int | bool | None, ...]:
     """The value each operand has outside its bounds; None where reads are always inside."""
-    given = op.get("fill") or ()
-    return tuple(given) if given else (None,) * len(op.operands)  # type: ignore[arg-type]
+    listed = op.get("fill") or ()
+    return tuple(listed) if listed else (None,) * len(op.operands)  # type: ignore[arg-type]
 
 
 def ranges_of(op: Op) -> dict[str, tuple[int, int]]:
@@ -72,11 +72,11 @@ def _verify_structured(op: Op) -> Sequence[str]:
 def verify_reads(op: Op, first: int = 0) -> list[str]:
     """Faults of the accesses of all operands from `first` on: counts, ranks, unknown dimensions, bounds."""
     operands = op.operands[first:]
-    given = fills(op)[first:]
-    if len(reads(op)) != len(operands) or len(given) != len(operands):
+    outside = fills(op)[first:]
+    if len(reads(op)) != len(operands) or len(outside) != len(operands):
         return [f"expected one read and one fill per operand ({len(operands)})"]
     faults: list[str] = []
-    for i, (value, at, fill) in enumerate(zip(operands, reads(op), given, strict=True), first):
+    for i, (value, at, fill) in enumerate(zip(operands, reads(op), outside, strict=True), first):
         if not isinstance(value.type, TensorType):
             faults.append(f"expected operand {i} to be a tensor, got {value.type}")
         elif len(at) != value.type.rank:
@@ -111,8 +111,8 @@ def shape_of(op: Op) -> tuple[int, ...]:
 
 def _verify_body(op: Op) -> list[str]:
     accumulators = len(op.results) if op.name in REDUCING else 0
-    wanted = [*op.operands, *op.results[:accumulators]]
-    faults = verify_scalar_body(op, [v.type for v in wanted], [r.type for r in op.results])
+    expected = [*op.operands, *op.results[:accumulators]]
+    faults = verify_scalar_body(op, [v.type for v in expected], [r.type for r in op.results])
     if accumulators:
         init = op["init"]
         assert isinstance(init, tuple)
@@ -126,15 +126,15 @@ def verify_scalar_body(op: Op, params: Sequence[Type], results: Sequence[Type]) 
     if op.body is None:
         return ["expected a body"]
     faults = []
-    wanted = [ScalarType(t.dtype) for t in params]
+    expected = [ScalarType(t.dtype) for t in params]
     got = [p.type for p in op.body.params]
-    if got != wanted:
-        faults.append(f"expected body parameters {_types(wanted)}, got {_types(got)}")
+    if got != expected:
+        faults.append(f"expected body parameters {_types(expected)}, got {_types(got)}")
     if not op.body.ops or op.body.ops[-1].name != "scalar.yield":
         return [*faults, "expected the body to end in scalar.yield"]
-    wanted, got = [ScalarType(t.dtype) for t in results], [v.type for v in op.body.ops[-1].operands]
-    if got != wanted:
-        faults.append(f"expected the body to yield {_types(wanted)}, got {_types(got)}")
+    expected, got = [ScalarType(t.dtype) for t in results], [v.type for v in op.body.ops[-1].operands]
+    if got != expected:
+        faults.append(f"expected the body to yield {_types(expected)}, got {_types(got)}")
     return faults
 
 

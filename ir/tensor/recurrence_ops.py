@@ -24,9 +24,9 @@ def _verify_recur(op: Op) -> Sequence[str]:
     if len(red) != 1 or set(red) & set(par) or set(red.values()) != {par[str(op["dim"])]}:
         return [f"expected one dimension of extent {par[str(op['dim'])]} in 'red', got {red}"]
     faults = verify_reads(op)
-    wanted = TensorType(op.operands[0].type.dtype, tuple(par.values()))
-    if op.result.type != wanted:
-        faults.append(f"expected a result of type {wanted}, got {op.result.type}")
+    expected = TensorType(op.operands[0].type.dtype, tuple(par.values()))
+    if op.result.type != expected:
+        faults.append(f"expected a result of type {expected}, got {op.result.type}")
     if not faults and history(op) in {s for e in reads(op)[0] for s in symbols(e)}:
         faults.append(f"expected the start to be read without '{history(op)}'")
     elements = [v.type for v in op.operands[1:]]

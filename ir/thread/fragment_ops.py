@@ -35,10 +35,10 @@ def _place(t: TensorType, attrs: Attrs) -> None:
 
 
 def _rows(t: TensorType, rows: Sequence[Type]) -> None:
-    wanted = (*t.shape[:-3], 2)
+    expected = (*t.shape[:-3], 2)
     for r in rows:
-        if not isinstance(r, TensorType) or (r.space, r.dtype, r.shape) != ("reg", "f32", wanted):
-            raise InputError(f"expected f32{list(wanted)} in reg for the rows of {t}, got {r}")
+        if not isinstance(r, TensorType) or (r.space, r.dtype, r.shape) != ("reg", "f32", expected):
+            raise InputError(f"expected f32{list(expected)} in reg for the rows of {t}, got {r}")
 
 
 def _infer_get(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -142,8 +142,8 @@ def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     if not isinstance(target, TensorType) or target.space != "frag" or target.dtype not in _FACTORS:
         raise InputError(f"expected factors of f16, bf16 or f32 in frag, got {target}")
     if target.shape[-2:] != _FACTORS[target.dtype]:
-        wanted = ", ".join(map(str, _FACTORS[target.dtype]))
-        raise InputError(f"expected tiles [..., {wanted}] in frag, got {target}")
+        tile = ", ".join(map(str, _FACTORS[target.dtype]))
+        raise InputError(f"expected tiles [..., {tile}] in frag, got {target}")
     if len(attrs["item"]) != source.rank - 2 or len(attrs["to"]) != target.rank - 2:
         raise InputError(f"expected index expressions of a tile of {source} and of {target}")
     return []

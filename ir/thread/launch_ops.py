@@ -55,12 +55,12 @@ define(
 
 
 def waits_for_launches(func: Func) -> bool:
-    """Whether the kernel waits for the launches it depends on, so that it may start before they end."""
+    """Return whether the kernel waits for the launches it depends on, so that it may start early."""
     return any(op.name == WAIT for op in func.body.ops)
 
 
 def releases_dependents(func: Func) -> bool:
-    """Whether the kernel lets dependent launches start before it ends."""
+    """Return whether the kernel lets dependent launches start before it ends."""
     return any(op.name == RELEASE for op in func.body.ops)
 
 

@@ -15,7 +15,7 @@ from tilewright.ir.types import TensorType, Type
 
 _READ_WRITE = frozenset({"read", "write", "warp"})
 _ITEM = AttrDef("exprs", (), "index of the tile among the dimensions before the last two")
-#: how a value is brought to a narrower format as it is loaded into a fragment
+#: the ways in which a value is brought to a narrower format as it is loaded into a fragment
 ROUNDINGS = ("", "tf32")
 
 

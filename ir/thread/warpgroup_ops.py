@@ -25,8 +25,8 @@ ROW_BYTES = (32, 64, 128)
 
 def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     a, b, c = types
-    held = isinstance(a, TensorType) and a.space == "frag"
-    for t, key in ((b, "b_at"),) if held else ((a, "a_at"), (b, "b_at")):
+    in_registers = isinstance(a, TensorType) and a.space == "frag"
+    for t, key in ((b, "b_at"),) if in_registers else ((a, "a_at"), (b, "b_at")):
         if not isinstance(t, TensorType) or t.space != "shared" or len(attrs[key]) != t.rank:
             raise InputError(f"expected a buffer in shared and its index as {key}, got {t}")
         if t.shape[-1] * itemsize(t.dtype) not in ROW_BYTES or not isinstance(attrs[key][-1], int):
@@ -35,13 +35,13 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         raise InputError(f"expected sums f32[m, n, 16, 8] in frag, got {c}")
     assert isinstance(a, TensorType)
     assert isinstance(b, TensorType)
-    if held and (a.rank != len(attrs["a_at"]) + 3 or a.shape[-3:-1] != (c.shape[0], 16)):
+    if in_registers and (a.rank != len(attrs["a_at"]) + 3 or a.shape[-3:-1] != (c.shape[0], 16)):
         raise InputError(f"expected {c.shape[0]} tiles of 16 rows at a_at, got {a}")
     n = c.shape[1] * c.shape[3]
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
         raise InputError(f"expected 8 to {MOST_N} columns of sums, got {c}")
     depth = MMA_K_BYTES // itemsize(a.dtype)
-    if a.dtype != b.dtype or a.shape[-1] != (depth if held else b.shape[-1]):
+    if a.dtype != b.dtype or a.shape[-1] != (depth if in_registers else b.shape[-1]):
         raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
     return []
 

@@ -1,4 +1,4 @@
-"""Which parameters of kernels are constants, by the calls of @main; at the tensor and the thread level."""
+"""The parameters of kernels that are constants, by the calls of @main; at the tensor and the thread level."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WEIGHTS = "weights"
 def constant_positions(module: Module) -> dict[str, tuple[int, ...]]:
     """Per kernel that @main calls, the parameters that are constants at every call."""
     constants: set[Value] = set()
-    found: dict[str, set[int]] = {}
+    positions_of: dict[str, set[int]] = {}
     for main in (f for f in module.funcs if f.name == "main"):
         for op in main.body.ops:
             if op.name == "tensor.constant":
@@ -19,5 +19,5 @@ def constant_positions(module: Module) -> dict[str, tuple[int, ...]]:
             ref = op.get("callee")
             if isinstance(ref, Ref):
                 here = {i for i, v in enumerate(op.operands) if v in constants}
-                found[ref.name] = found.get(ref.name, here) & here
-    return {name: tuple(sorted(positions)) for name, positions in found.items()}
+                positions_of[ref.name] = positions_of.get(ref.name, here) & here
+    return {name: tuple(sorted(positions)) for name, positions in positions_of.items()}

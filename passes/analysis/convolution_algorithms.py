@@ -1,4 +1,4 @@
-"""Which algorithms can compute a convolution: what stands against each, as its lowering registers it."""
+"""The algorithms that can compute a convolution: each lowering registers what stands against its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a structured op reads and writes, as index sets: the facts that decide fusion legality."""
+"""The index sets that a structured op reads and writes: the facts that decide fusion legality."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def slices_of(op: Op) -> dict[int, str]:
     Updates never leave their slice: the elements that share these indices.
     """
     at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
-    found: dict[int, str] = {}
+    slices: dict[int, str] = {}
     for d, e in enumerate(at):
         used = [set(symbols(other)) for k, other in enumerate(at) if k != d]
         if isinstance(e, Sym) and e.name in dims(op, "par") and not any(e.name in names for names in used):
-            found[d] = e.name
-    return found
+            slices[d] = e.name
+    return slices
 
 
 #: scalar ops that cost far more than an addition: not worth computing twice

@@ -1,4 +1,4 @@
-"""How much memory an op may take on the way to its result without raising the peak of its network."""
+"""The memory that an op may take on the way to its result without raising the peak of its network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MemoryHeadroom:
     beside: Mapping[Op, int] = field(repr=False)
 
     def fits(self, op: Op, working_bytes: int) -> bool:
-        """Whether kernels with so many bytes at hand, in place of those of `op`, keep to the peak."""
+        """Return whether kernels with so many bytes at hand, in place of those of `op`, keep to the peak."""
         return self.beside.get(op, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
 
 
@@ -73,8 +73,8 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
         alive |= {whole.get(r, r) for r in call.results}
         callee = kernels[_name(call)]
         peak = max(peak, bytes_of(alive) - _overwritten(call, callee, ended))
-        held = bytes_of(alive - ended - set(call.results))
-        beside.update((op.loc, held) for op in callee.body.ops if op.loc.startswith("#"))
+        alive_bytes = bytes_of(alive - ended - set(call.results))
+        beside.update((op.loc, alive_bytes) for op in callee.body.ops if op.loc.startswith("#"))
         alive -= {v for v in alive if last.get(v, -1) <= i}
     return peak, beside
 

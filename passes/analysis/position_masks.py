@@ -45,7 +45,7 @@ def mask_numbers(data: np.ndarray) -> MaskNumbers | None:
 
 
 def is_square(shape: tuple[int, ...]) -> bool:
-    """Whether these are the extents of one square matrix."""
+    """Return whether these are the extents of one square matrix."""
     return len(shape) > 1 and shape[-1] == shape[-2] and int(np.prod(shape)) == shape[-1] ** 2
 
 

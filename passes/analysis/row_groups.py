@@ -1,4 +1,4 @@
-"""Which dimensions of the ops of a kernel name the row of its first reduction."""
+"""The dimensions of the ops of a kernel that name the row of its first reduction."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def rows_of(ops: Sequence[Op], anchor: Op) -> dict[Op, list[str]] | None:
     made: dict[Value, Op] = {}
     for op in ops:
         par = dims(op, "par")
-        found: list[str] | None = list(par) if op.name in REDUCING else None
+        names_of_row: list[str] | None = list(par) if op.name in REDUCING else None
         for v, at in placed_reads(op):
             producer = made.get(v)
             if producer is None:
                 continue
             part = _row_part(producer, at, rows[producer])
             names = [e.name for e in part if isinstance(e, Sym) and e.name in par]
-            if len(names) != len(part) or (found is not None and names != found):
+            if len(names) != len(part) or (names_of_row is not None and names != names_of_row):
                 return None
-            found = names
-        if found is None:
+            names_of_row = names
+        if names_of_row is None:
             continue
-        if [par[n] for n in found] != extents:
+        if [par[n] for n in names_of_row] != extents:
             return None
-        rows[op] = found
+        rows[op] = names_of_row
         made.update(dict.fromkeys(op.results, op))
     return rows
 
@@ -49,6 +49,6 @@ def _row_part(producer: Op, at: Sequence[Expr], rows: list[str]) -> list[Expr]:
 
 
 def row_dims(op: Op, group: Sequence[Op], anchor: Op) -> list[str] | None:
-    """Which dimensions of `op`, one of the ops of `group`, name the row; None where it belongs to no row."""
+    """The dimensions of `op` that name its row; None where it belongs to no row of `group`."""
     rows = rows_of(group, anchor)
     return rows.get(op) if rows is not None else None

@@ -1,4 +1,4 @@
-"""What a row kernel reads while it walks along its rows: its phases, and which values more than one needs."""
+"""The phases of a kernel that walks along its rows, what each reads, and the values several of them need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Phase:
 
 @dataclass
 class Uses:
-    """Where the phases read one value: indices in terms of `row.k` and `col.k`, and numbers of phases."""
+    """Reads of one value by the phases: indices in terms of `row.k` and `col.k`, and numbers of phases."""
 
     indices: set[tuple[Expr, ...]] = field(default_factory=set)
     phases: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class RowPhases:
 
     @property
     def alike(self) -> bool:
-        """Whether all phases with columns walk along the same ones."""
+        """Return whether all phases with columns walk along the same ones."""
         return len({p.extents() for p in self.phases if p.columns}) == 1
 
     def kept(self, kernel: Func) -> tuple[Value, ...]:
@@ -80,38 +80,38 @@ class RowPhases:
         return ""
 
 
-def whole_rows(kernel: Func, found: RowPhases) -> Value | None:
+def whole_rows(kernel: Func, rows: RowPhases) -> Value | None:
     """The parameter whose memory is the kernel's rows one after the other, each read along all its columns.
 
     None where there is none, or where phases walk along different columns.
     """
-    if not found.alike:
+    if not rows.alike:
         return None
-    walked = [p for p in found.phases if p.columns]
-    first = found.phases[0]
+    walked = [p for p in rows.phases if p.columns]
+    first = rows.phases[0]
     sizes = dims(first.op, "par")
     extents = [sizes[d] for d in first.rows] + list(walked[0].extents())
     names = [f"row.{k}" for k in range(len(first.rows))] + [f"col.{k}" for k in range(len(walked[0].columns))]
-    wanted = [n for n, extent in zip(names, extents, strict=True) if extent > 1]
-    for v, uses in found.uses.items():
+    in_order = [n for n, extent in zip(names, extents, strict=True) if extent > 1]
+    for v, uses in rows.uses.items():
         if v not in kernel.params or not v.tensor.dense or uses.filled or len(uses.indices) != 1:
             continue
         (at,) = uses.indices
         read = [e.name for e, n in zip(at, v.tensor.shape, strict=True) if n > 1 and isinstance(e, Sym)]
-        if read == wanted and v.tensor.size == prod(extents):
+        if read == in_order and v.tensor.size == prod(extents):
             return v
     return None
 
 
-def rewritten_rows(kernel: Func, found: RowPhases, source: Value) -> Value | None:
+def rewritten_rows(kernel: Func, rows: RowPhases, source: Value) -> Value | None:
     """The result that the last phase may write over the rows of `source` (see `whole_rows`), one by one.
 
     None unless that phase alone stores along columns, and what it stores lies as those rows do.
     """
     outputs = set(kernel.body.ops[-1].operands)
-    walked = [p for p in found.phases if p.columns]
+    walked = [p for p in rows.phases if p.columns]
     stored = [(p, r) for p in walked for r in p.op.results if r in outputs and p.op.name not in REDUCING]
-    if len(stored) != 1 or stored[0][0] is not found.phases[-1]:
+    if len(stored) != 1 or stored[0][0] is not rows.phases[-1]:
         return None
     phase, result = stored[0]
     alike = result.tensor.dtype == source.tensor.dtype and result.tensor.size == source.tensor.size
@@ -158,10 +158,10 @@ def _trace(
         if producer is not None and producer.name in REDUCING:
             continue
         index = tuple(substitute(e, env) for e in at)
-        found = uses.setdefault(v, Uses())
-        found.indices.add(index)
-        found.filled |= fill is not None or (producer is not None and producer.name != "tensor.map")
-        if phase not in found.phases:
-            found.phases.append(phase)
+        use = uses.setdefault(v, Uses())
+        use.indices.add(index)
+        use.filled |= fill is not None or (producer is not None and producer.name != "tensor.map")
+        if phase not in use.phases:
+            use.phases.append(phase)
         if producer is not None:
             _trace(producer, dict(zip(dims(producer, "par"), index, strict=True)), phase, producers, uses)

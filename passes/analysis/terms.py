@@ -184,7 +184,7 @@ class Terms:
         return tuple(self.element(v, at) for v, at in zip(op.operands, indices_, strict=True))
 
     def same(self, one: Term, other: Term) -> bool:
-        """Whether two terms are equal but for casts between floating types."""
+        """Return whether two terms are equal but for casts between floating types."""
         one, other = peeled(one), peeled(other)
         if isinstance(one, Apply) and isinstance(other, Apply):
             if (value := number(one)) is not None:
@@ -286,10 +286,10 @@ def indices(leaf: Read | Position | Reduction) -> tuple[Expr, ...]:
 
 
 def divided(
-    found: Collection[Read | Position], ranges: Mapping[str, tuple[int, int]]
+    atoms: Collection[Read | Position], ranges: Mapping[str, tuple[int, int]]
 ) -> tuple[str, int] | None:
     """One of these dimensions that some index divides, and by what, where that divides its extent."""
-    todo = [e for leaf in found for e in indices(leaf)]
+    todo = [e for leaf in atoms for e in indices(leaf)]
     while todo:
         e = todo.pop()
         if isinstance(e, BinOp):

@@ -63,20 +63,20 @@ def alternative(
         operands = [lowered.get(v, v) for v in op.operands]
         lowered.update(zip(op.results, RULES[op.name](b, op, operands), strict=True))
     result = lowered[ops[-1].result]
-    constants, kept = set(known), []
+    constants, remaining = set(known), []
     for o in b.ops:
         if all(v in constants for v in o.operands):
             constants.update(o.results)
         else:
-            kept.append(o)
+            remaining.append(o)
     b = Builder()
     b.do("tensor.return", result)
-    live = list(live_ops(Block((), (*kept, *b.ops))))
+    live = list(live_ops(Block((), (*remaining, *b.ops))))
     made = {r for o in live for r in o.results}
     outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))
-    given = [v for v in outer if v in constants]
+    constant_params = [v for v in outer if v in constants]
     inputs = [v for v in outer if v not in constants]
-    return kernels_of([*inputs, *given], live, len(given), hardware, parts=parts)
+    return kernels_of([*inputs, *constant_params], live, len(constant_params), hardware, parts=parts)
 
 
 def kernels_of(

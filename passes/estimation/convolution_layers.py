@@ -71,7 +71,7 @@ def _behind(conv: Op, users: dict[Value, list[Op]]) -> tuple[Op, ...]:
 
 
 def _pointwise(op: Op, value: Value) -> bool:
-    """Whether the op becomes maps over the domain of `value`."""
+    """Return whether the op becomes maps over the domain of `value`."""
     if op.name not in RULES or len(op.results) != 1 or op.result.type != value.type:
         return False
     b = Builder("layer")

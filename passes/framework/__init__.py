@@ -1,1 +1,1 @@
-"""What a pass is: definition, registry, pipelines, instruments and reproducers."""
+"""The framework of passes: definition, registry, pipelines, instruments and reproducers."""

@@ -1,4 +1,4 @@
-"""What a pass is (`PassDef`, `Pass`), what it sees (`PassContext`) and what watches it run (`Instrument`).
+"""Passes (`PassDef`, `Pass`), what they see (`PassContext`), and what watches them run (`Instrument`).
 
 Each of these names the others, so they lie in one file.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 S = TypeVar("S", Func, Module)
 T = TypeVar("T")
-#: where the modules of our passes are
+#: the package of our passes
 OWN_PACKAGE = "tilewright.passes."
 
 
@@ -68,12 +68,12 @@ class PassDef(Generic[P]):
 
     @property
     def own(self) -> bool:
-        """Whether it comes with Tilewright."""
+        """Return whether it comes with Tilewright."""
         return self.origin.startswith(OWN_PACKAGE)
 
     @property
     def importable(self) -> str:
-        """What `--import` takes to register it: a module of a package or a file; else empty."""
+        """The argument of `--import` that registers it: a module of a package or a file; else empty."""
         if "." in self.origin:
             return self.origin
         return self.file if Path(self.file).is_file() else ""
@@ -90,7 +90,7 @@ class PassDef(Generic[P]):
 
     @property
     def rewrite(self) -> str:
-        """What the documentation says after `rewrite:`, lines joined: `before --> after`."""
+        """The part of the documentation after `rewrite:`, lines joined: `before --> after`."""
         _, _, text = self.doc.partition("rewrite:")
         return " ".join(text.split("\n\n")[0].split())
 
@@ -115,9 +115,9 @@ class Pass:
 
     def spelled_out(self) -> str:
         """The text with defaults too, so that a changed default changes it."""
-        given = dict(self.options)
+        options = dict(self.options)
         inside = ", ".join(
-            f"{d.name}={show_option(given.get(d.name, d.default))}" for d in self.definition.options
+            f"{d.name}={show_option(options.get(d.name, d.default))}" for d in self.definition.options
         )
         return f"{self.name}{{{inside}}}"
 
@@ -151,7 +151,7 @@ def run_single_passes_with(run: RunAlone) -> RunAlone:
 
 
 class WrongResult(WorkError):
-    """What a pass returned is no IR; most often it has no `return`."""
+    """The result of a pass is no IR; most often the pass has no `return`."""
 
 
 def _returned(result: object, kind: type[S]) -> S:
@@ -194,7 +194,7 @@ class AlgorithmCost:
 
 
 class Estimator(Protocol):
-    """What passes ask of the cost of a piece of a network: a pass sees kernels that come later only here.
+    """Answers about the cost of a piece of a network: only here a pass sees kernels that come later.
 
     Estimates are of the cost model, for pieces on their own; times are in seconds. Equal questions about
     algorithms and products are answered from a memo.
@@ -248,7 +248,7 @@ def own_estimator() -> Estimator:
 
 
 def temporary_reproducers() -> Path:
-    """Where reproducers of failing passes go when the caller names no folder."""
+    """The folder of reproducers of failing passes where the caller names none."""
     return Path(tempfile.gettempdir()) / "tilewright-reproducers"
 
 

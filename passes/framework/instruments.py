@@ -162,5 +162,5 @@ class Statistics(Instrument):
 
 
 def op_counts(module: Module) -> Counter[str]:
-    """How many ops of each name a module holds, bodies included."""
+    """Count the ops of each name in a module, bodies included."""
     return Counter(op.name for f in module.funcs for op in walk(f.body))

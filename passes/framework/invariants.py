@@ -11,7 +11,7 @@ from tilewright.ir.types import TensorType
 from tilewright.passes.framework.registry import load_own
 from tilewright.passes.rewriting.names import did_you_mean
 
-#: what is wrong with a module, one sentence each; nothing when the invariant holds
+#: returns the faults of a module, one sentence each; none when the invariant holds
 Invariant = Callable[[Module], list[str]]
 _INVARIANTS: dict[str, Invariant] = {}
 

@@ -54,7 +54,7 @@ class OptionDef:
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """The values that it takes, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         return {int: "an integer", float: "a number", bool: "true or false", str: "a string"}[self.type]
@@ -93,15 +93,17 @@ def option_of(parameter: inspect.Parameter, annotation: object) -> OptionDef:
     )
 
 
-def check_options(defs: tuple[OptionDef, ...], given: Mapping[str, object]) -> tuple[tuple[str, Option], ...]:
+def check_options(
+    defs: tuple[OptionDef, ...], values: Mapping[str, object]
+) -> tuple[tuple[str, Option], ...]:
     """The given options in declared order, without those equal to their default; raises InputError."""
     known = {d.name: d for d in defs}
-    for name in given:
+    for name in values:
         if name not in known:
             raise InputError(unknown_option(name, known))
-    values = {name: known[name].check(value) for name, value in given.items()}
+    checked = {name: known[name].check(value) for name, value in values.items()}
     return tuple(
-        (d.name, values[d.name]) for d in defs if d.name in values and not _same(values[d.name], d.default)
+        (d.name, checked[d.name]) for d in defs if d.name in checked and not _same(checked[d.name], d.default)
     )
 
 

@@ -62,7 +62,7 @@ class Pipeline:
         return Pipeline(self.passes[:count])
 
     def place_of(self, name: str) -> int:
-        """Where the pass of this name stands, from 0; raises InputError unless it occurs once."""
+        """The position of the pass of this name, from 0; raises InputError unless it occurs once."""
         count = self._count(name)
         if count > 1:
             raise InputError(f"expected a pass that occurs once, got '{name}', which occurs {count} times")
@@ -97,12 +97,12 @@ class Pipeline:
         return self.until(name) + (Pipeline.parse(new) if isinstance(new, str) else new) + self.after(name)
 
     def is_part_of(self, other: Pipeline) -> bool:
-        """Whether `other` runs these passes, options included, in this order, and perhaps others between."""
+        """True when `other` runs these passes, options included, in this order, perhaps among others."""
         rest = iter(other.passes)
         return all(p in rest for p in self.passes)
 
     def _count(self, name: str) -> int:
-        """How often the pass of this name occurs; raises InputError where it does not."""
+        """The number of times that the pass of this name occurs; raises InputError where it does not."""
         count = self.names.count(name)
         if not count:
             known = dict.fromkeys(self.names)
@@ -131,8 +131,8 @@ class Pipeline:
             d = p.definition
             place = f"pass {i + 1} of {len(self)}, '{d.name}'"
             if not now & set(d.levels):
-                wanted = " or ".join(x.value for x in d.levels)
-                raise InputError(f"{place}: expected functions of level {wanted}, there are {_names(now)}")
+                accepted = " or ".join(x.value for x in d.levels)
+                raise InputError(f"{place}: expected functions of level {accepted}, there are {_names(now)}")
             for fact in sorted(d.requires - known):
                 later = [q.name for q in self.passes[i + 1 :] if fact in q.definition.establishes]
                 if facts is not None or later:
@@ -193,8 +193,8 @@ class _Reader:
         self.at += 1
         return token
 
-    def expect(self, wanted: str, what: str) -> None:
-        if self.token != wanted:
+    def expect(self, mark: str, what: str) -> None:
+        if self.token != mark:
             raise self.fail(f"expected {what}, got {_shown(self.token)}", self.offset)
         self.at += 1
 
@@ -216,7 +216,7 @@ class _Reader:
             definition = find_pass(name)
         except InputError as e:
             raise self.fail(str(e), offset) from None
-        given: dict[str, Option] = {}
+        options: dict[str, Option] = {}
         if self.token == "{":
             self.at += 1
             known = {o.name: o for o in definition.options}
@@ -225,20 +225,20 @@ class _Reader:
                 key = self.word("an option name or '}'")
                 if key not in known:
                     raise self.fail(f"pass '{name}': {unknown_option(key, known)}", offset)
-                if key in given:
+                if key in options:
                     raise self.fail(f"pass '{name}': option '{key}' is given twice", offset)
                 self.expect("=", "'=' after an option name")
                 offset = self.offset
                 if self.token in ("", "{", "}", ",", "="):
                     raise self.fail(f"expected a value, got {_shown(self.token)}", offset)
                 try:
-                    given[key] = known[key].read(self.take())
+                    options[key] = known[key].read(self.take())
                 except InputError as e:
                     raise self.fail(f"pass '{name}': {e}", offset) from None
                 if self.token != "}":
                     self.expect(",", "',' or '}' after an option")
             self.at += 1
-        return definition.configure(given)
+        return definition.configure(options)
 
 
 def _shown(token: str) -> str:

@@ -46,14 +46,14 @@ def write_reproducer(
 
 def read_header(text: str) -> dict[str, str]:
     """`pipeline` and `target` from the comments at the head of an `.ir` text, where it has them."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             break
         m = _HEADER.match(line)
         if m:
-            found[m[1]] = m[2].strip()
-    return found
+            entries[m[1]] = m[2].strip()
+    return entries
 
 
 def read_reproducer(path: Path) -> tuple[Module, Pipeline, PassContext]:

@@ -74,7 +74,7 @@ def _run_step(step: Step, module: Module, ctx: PassContext, facts: set[str]) -> 
 
 
 def _require(step: Step, module: Module, facts: set[str]) -> None:
-    """What an earlier pass established is taken as known; anything else is looked at."""
+    """Check what the pass requires, but for what an earlier pass established."""
     for fact in sorted(step.configured.definition.requires - facts):
         problems = find_invariant(fact)(module)
         if problems:
@@ -85,8 +85,8 @@ def _require(step: Step, module: Module, facts: set[str]) -> None:
 
 def _check_facts(step: Step, module: Module, facts: set[str], *, changed: bool) -> None:
     d = step.configured.definition
-    wanted = facts | {"verified"} if changed else d.establishes
-    for fact in sorted(wanted, key=lambda f: (f != "verified", f)):
+    claimed = facts | {"verified"} if changed else d.establishes
+    for fact in sorted(claimed, key=lambda f: (f != "verified", f)):
         problems = find_invariant(fact)(module)
         if problems:
             verb = "did not establish" if fact in d.establishes else "broke"
@@ -100,13 +100,13 @@ def _explained(
     text = str(e) if isinstance(e, TilewrightError) else f"{type(e).__name__}: {e}"
     op = failing_op(e.__traceback__)
     at = f" at {op.name}" + (f" [{op.loc}]" if op.loc else "") if op is not None else ""
-    told = f"pass '{step.configured.name}' ({step.position} of {step.total})"
+    which = f"pass '{step.configured.name}' ({step.position} of {step.total})"
     refused = isinstance(e, InputError)
     if isinstance(e, WrongResult):
-        message = f"{told} {text}"
+        message = f"{which} {text}"
     else:
         line = "" if refused else _line_of(step.configured.definition.file, e.__traceback__)
-        message = f"{told} {failure.when}{at}: {text}{line}"
+        message = f"{which} {failure.when}{at}: {text}{line}"
     kind = UnsupportedError if isinstance(e, UnsupportedError) else InputError
     if ctx.reproducer_folder is not None and not refused:
         message += _rerun(module, rest, ctx, message, ctx.reproducer_folder)
@@ -114,7 +114,7 @@ def _explained(
 
 
 def _rerun(module: Module, rest: Pipeline, ctx: PassContext, message: str, folder: Path) -> str:
-    """How the failure can be seen again: a reproducer, or why there is none."""
+    """Return how the failure can be seen again: a reproducer, or why there is none."""
     try:
         path = write_reproducer(module, rest, ctx, message, folder)
     except Exception as e:  # noqa: BLE001 - whatever stands in its way must not hide the failure itself
@@ -138,10 +138,10 @@ def _line_of(file: str, traceback: TracebackType | None) -> str:
 
 def failing_op(traceback: TracebackType | None) -> Op | None:
     """The op a failing pass was at: the innermost local variable named `op` on the way to the error."""
-    found: Op | None = None
+    innermost: Op | None = None
     while traceback is not None:
         op = traceback.tb_frame.f_locals.get("op")
         if isinstance(op, Op):
-            found = op
+            innermost = op
         traceback = traceback.tb_next
-    return found
+    return innermost

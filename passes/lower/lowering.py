@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tilewright.ir import Attr, Builder, Expr, Op, Pairs, Sym, TensorType, Value, structured
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import zero
+from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.scalars import Body, Scalar, Scalars, written
 
 #: (builder, graph op, lowered operands) -> lowered results
@@ -40,7 +41,7 @@ def point_names(rank: int) -> tuple[str, ...]:
 
 
 def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[int]) -> tuple[Expr, ...]:
-    """Where a point of a domain reads an operand broadcast to it.
+    """The index at which a point of a domain reads an operand broadcast to it.
 
     Trailing dimensions align; extents of 1 stay at 0.
     """
@@ -95,8 +96,7 @@ def reduced(
     The body's last parameter is the accumulator. No kernel walks along an empty dimension: a fold of nothing
     is a map that gives `init`, and operands without elements are no operands.
     """
-    whole = result.dtype == "bool" or not result.dtype.startswith(("f", "bf"))
-    start = (init if result.dtype == "bool" else int(init)) if whole else float(init)
+    start = type(zero(result.dtype))(init)
     if 0 in red.values() or not result.size:
         return mapped(b, [], result, par, [], lambda i, p: i.const(start, result.dtype))
     if any(not v.tensor.size for v in operands):
@@ -115,19 +115,19 @@ def _with_elements(
     """Operands that hold elements, and a body in which the others are constants: their fill values."""
     if all(v.tensor.size for v in operands):
         return operands, reads, fill, body
-    held = [k for k, v in enumerate(operands) if v.tensor.size]
-    given = fill or (None,) * len(operands)
+    full = [k for k, v in enumerate(operands) if v.tensor.size]
+    outside = fill or (None,) * len(operands)
 
     def completed(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         values = iter(p)
         every = [
-            next(values) if k in held else i.const(given[k] or zero(v.tensor.dtype), v.tensor.dtype)
+            next(values) if k in full else i.const(outside[k] or zero(v.tensor.dtype), v.tensor.dtype)
             for k, v in enumerate(operands)
         ]
         return body(i, [*every, *values])
 
-    kept_fill = [given[k] for k in held] if fill else ()
-    return [operands[k] for k in held], [reads[k] for k in held], kept_fill, completed
+    kept_fill = [outside[k] for k in full] if fill else ()
+    return [operands[k] for k in full], [reads[k] for k in full], kept_fill, completed
 
 
 def nothing(b: Builder, result: TensorType) -> Value:
@@ -163,6 +163,22 @@ def multiply_add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
     """Body of a contraction: acc + a * b in the accumulator's type."""
     a, w, acc = p
     return i.cast(a, acc.dtype).fma(i.cast(w, acc.dtype), acc)
+
+
+def added(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+    """Body of a sum in the accumulator's type."""
+    return i.cast(p[0], p[1].dtype) + p[1]
+
+
+def larger(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+    """Body of a maximum."""
+    return p[0].max(p[1])
+
+
+def quotient(b: Builder, total: Value, divisor: int, result: TensorType) -> Value:
+    """`total / divisor` as type `result`; integers round towards zero."""
+    division = "div" if total.tensor.dtype in FLOATS else "truncdiv"
+    return elementwise(b, [total], result, lambda i, p: i.cast(p[0].apply(division, divisor), result.dtype))
 
 
 def accumulated(result: TensorType) -> TensorType:

@@ -99,7 +99,7 @@ class Scalar:
         return self.apply("not")
 
     def equals(self, other: Operand) -> Scalar:
-        """Whether both are equal (a bool); `==` would be Python's."""
+        """Return whether both are equal (a bool); `==` would be Python's."""
         return self.apply("eq", other)
 
     def min(self, other: Operand) -> Scalar:
@@ -134,7 +134,7 @@ Operand = Scalar | float | int | bool
 
 
 class Scalars:
-    """What a body takes scalars from besides its parameters."""
+    """The source of scalars in a body besides its parameters: constants, indices, casts."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder

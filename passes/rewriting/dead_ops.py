@@ -1,4 +1,4 @@
-"""Which ops of a block matter: those with effects and those whose results such ops use."""
+"""The ops of a block that matter: those with effects and those whose results such ops use."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def live_ops(block: Block) -> tuple[Op, ...]:
     An op without effects is dropped with its body, whatever the body holds.
     """
     used: set[Value] = set()
-    kept: list[Op] = []
+    live: list[Op] = []
     for op in reversed(block.ops):
         if op_def(op.name).effects or any(r in used for r in op.results):
-            kept.append(op)
+            live.append(op)
             used.update(op.operands)
             if op.body is not None:
                 used.update(_outer_uses(op.body))
-    return tuple(reversed(kept))
+    return tuple(reversed(live))
 
 
 def _outer_uses(body: Block) -> set[Value]:

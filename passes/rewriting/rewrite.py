@@ -38,7 +38,7 @@ def pattern(*ops: str) -> Callable[[Callable[[Op, Rewriter], Sequence[Value] | N
 
 
 class Rewriter:
-    """What a pattern sees: who produces a value, how often it is used, constants; and how it builds new ops.
+    """The view of a pattern: the producer and the uses of a value, constants; it builds new ops, too.
 
     New ops get the location of the op that is being rewritten.
     """
@@ -54,7 +54,7 @@ class Rewriter:
         return self.producers.get(value)
 
     def uses(self, value: Value) -> int:
-        """How often `value` is an operand (an upper bound while a round is under way)."""
+        """The number of times that `value` is an operand (an upper bound while a round is under way)."""
         return self.counts.get(value, 0)
 
     def constant(self, value: Value) -> np.ndarray | None:
@@ -167,9 +167,9 @@ class _Driver:
         return None
 
     def check(self, p: Pattern, op: Op, values: tuple[Value, ...], built: list[Op]) -> None:
-        wanted, got = [r.type for r in op.results], [v.type for v in values]
-        if wanted != got:
-            types = [", ".join(map(str, t)) for t in (wanted, got)]
+        expected, got = [r.type for r in op.results], [v.type for v in values]
+        if expected != got:
+            types = [", ".join(map(str, t)) for t in (expected, got)]
             raise WorkError(f"pattern '{p.name}' replaces ({types[0]}) of {op.name} by ({types[1]})")
         again = any(_same_op(op, new) and new.results == values for new in built)
         if again or (op.results and any(v in op.results for v in values)):

@@ -46,14 +46,14 @@ def with_indices(op: Op, change: Callable[[Expr], Expr]) -> Op:
 
 
 def resolve(value: Value, new: Mapping[Value, Value]) -> Value:
-    """What `value` is finally replaced by."""
+    """Return what `value` is finally replaced by."""
     while value in new:
         value = new[value]
     return value
 
 
 def use_counts(block: Block) -> Counter[Value]:
-    """How often each value is an operand in the block, bodies included."""
+    """Count how often each value is an operand in the block, bodies included."""
     return Counter(v for op in walk(block) for v in op.operands)
 
 

@@ -28,12 +28,12 @@ from tilewright.passes.thread.shared_accesses import UNIFORM, Access, accesses, 
 #: buffers of a ring at most
 LONGEST_RING = 8
 _WAITS = ("thread.async_wait", "thread.warpgroup_wait")
-#: what stands outside of inner loops and conditions
+#: ops that stand outside of inner loops and conditions
 _ALONE = (*_WAITS, "thread.barrier", "thread.warpgroup_mma")
 
 
 def keeps_copies_in_flight(loop: Op) -> bool:
-    """Whether a loop waits for asynchronous copies, so that some may be in flight from turn to turn."""
+    """True when a loop waits for asynchronous copies, so that some may be in flight between iterations."""
     assert loop.body is not None
     return any(op.name == "thread.async_wait" for op in walk(loop.body))
 
@@ -58,15 +58,15 @@ def regrouped(pending: list[Access], op: Op) -> list[Access]:
 
 
 def still_in_flight(pending: Sequence[Access]) -> list[Access]:
-    """What a barrier leaves pending: it orders only copies and multiplications that are finished."""
+    """Return what a barrier leaves pending: it orders only copies and multiplications that are finished."""
     return [a for a in pending if a.in_flight]
 
 
-def check_waited(found: Sequence[Access], op: Op) -> None:
+def check_waited(conflicts: Sequence[Access], op: Op) -> None:
     """Raise InputError where an access that conflicts with `op` is in flight, and nobody waited for it."""
-    if any(a.in_flight and not a.multiplied for a in found):
+    if any(a.in_flight and not a.multiplied for a in conflicts):
         raise InputError("expected thread.async_wait between an asynchronous copy and its use", where=op.loc)
-    if any(a.in_flight for a in found):
+    if any(a.in_flight for a in conflicts):
         raise InputError(
             "expected thread.warpgroup_wait between a multiplication and new values of its tiles",
             where=op.loc,
@@ -94,7 +94,7 @@ def check_published(block: Block) -> None:
 
 
 def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:
-    """What is pending after the loop; raises InputError for a hazard that no barrier of it separates."""
+    """Return what is pending after the loop; InputError for a hazard that no barrier of it separates."""
     extent, var = extent_of(loop), loop_variable(loop)
     waits = [int(op["pending"]) for op in walk(loop.body) if op.name in _WAITS]  # type: ignore[arg-type]
     depth = max(waits, default=0) + 2
@@ -117,7 +117,7 @@ def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Acc
 
 
 def _iteration(loop: Op, index: Expr, pending: list[Access], ranges: Ranges) -> list[Access]:
-    """What is pending after the iteration with this index, given what is pending before it."""
+    """Return what is pending after the iteration with this index, given what is pending before it."""
     assert loop.body is not None
     return _walk(_at_iteration(loop.body, {loop_variable(loop): index}, ranges), pending, ranges)
 
@@ -155,9 +155,9 @@ def _checked(op: Op, pending: Sequence[Access], ranges: Ranges) -> list[Access]:
     inside = list(accesses(op, ranges))
     if op.body is not None and any(o.name in _ALONE for o in walk(op.body)):
         raise InputError("expected barriers and waits outside of inner loops and conditions", where=op.loc)
-    found = [p for p in pending if any(conflict(p, a) for a in inside)]
-    check_waited(found, op)
-    hazard = bool(found)
+    conflicts = [p for p in pending if any(conflict(p, a) for a in inside)]
+    check_waited(conflicts, op)
+    hazard = bool(conflicts)
     if op.body is not None:
         hazard = hazard or any(conflict(a, b) for i, a in enumerate(inside) for b in inside[i:])
     if hazard:

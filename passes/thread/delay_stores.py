@@ -82,7 +82,7 @@ def _with_index(block: Block, index: Mapping[str, Expr]) -> Block:
 
 
 def _splits(op: Op) -> bool:
-    """Whether a loop is unrolled as a whole, reads what it does not write, and has few values to hold."""
+    """True when a loop is unrolled as a whole, reads nothing that it writes, and has few values to hold."""
     if op.name != "thread.loop" or op.body is None:
         return False
     inside = [op, *walk(op.body)]
@@ -102,7 +102,7 @@ def _writes_global(op: Op) -> bool:
 
 
 def _stores(op: Op) -> int:
-    """How many stores to global memory one thread executes."""
+    """The number of stores to global memory that one thread executes."""
     if op.body is None:
         return int(_writes_global(op))
     return _times(op) * sum(map(_stores, op.body.ops))
@@ -172,14 +172,14 @@ class _Split:
         return replace(op, body=op.body.with_ops(tuple(out)))
 
     def _store(self, op: Op) -> list[Op]:
-        kept = self.kept[op]
+        delayed = self.kept[op]
         value = Value(op.operands[0].type, op.operands[0].hint)
         lanes = getattr(value.type, "lanes", 1)
         attrs: tuple[tuple[str, Attr], ...] = (
-            ("at", kept.at),
+            ("at", delayed.at),
             ("lanes", lanes),
             ("mask", ()),
             ("other", 0.0),
         )
-        load = Op("thread.load", (kept.buffer,), results=(value,), attrs=attrs, loc=op.loc)
+        load = Op("thread.load", (delayed.buffer,), results=(value,), attrs=attrs, loc=op.loc)
         return [load, op.with_operands((value, op.operands[1]))]

@@ -86,7 +86,7 @@ class _Widening:
         return (op,)
 
     def reads_twins(self, op: Op) -> bool:
-        """Whether an op that gives no narrow value may read its narrow operands unrounded."""
+        """Return whether an op that gives no narrow value may read its narrow operands unrounded."""
         if op.name in _COMPARISONS:
             return any(v in self.constants for v in op.operands)
         return op.name == "scalar.isnan"

@@ -57,7 +57,7 @@ def overlap_launches(module: Module, ctx: PassContext, *, release: Release = "at
 
 
 def starts_early(target: str) -> bool:
-    """Whether kernels of a target such as `cuda:sm_90a` may start before those they depend on have ended."""
+    """True when kernels of the target (`cuda:sm_90a`) may start before those they depend on have ended."""
     arch = re.search(r":sm_(\d+)", target)
     return arch is not None and int(arch[1]) >= FIRST_ARCH
 
@@ -93,7 +93,7 @@ def _early(ops: Sequence[Op], params: Sequence[Value], constants: frozenset[Valu
 
 
 def _only_fetches(op: Op, loaded: set[Value]) -> bool:
-    """Whether an op fetches to registers or asynchronously, or computes with nothing that was loaded."""
+    """True when an op fetches to registers or asynchronously, or computes with nothing that was loaded."""
     if op.name == "thread.load":
         return op.operands[0].tensor.space == "global"
     if op.name == "thread.store":

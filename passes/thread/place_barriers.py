@@ -73,8 +73,8 @@ class _Placer:
                 out.append(op)
                 continue
             new_op, inside, after, cut = self.op(op, ranges)
-            if found := [p for p in pending if any(conflict(p, a) for a in inside)]:
-                check_waited(found, op)
+            if conflicts := [p for p in pending if any(conflict(p, a) for a in inside)]:
+                check_waited(conflicts, op)
                 out.append(Op("thread.barrier", loc=op.loc))
                 pending, in_head = still_in_flight(pending), False
             out.append(new_op)
@@ -92,17 +92,17 @@ class _Placer:
             inside = list(accesses(op, ranges))
             self.check_divergent(op, inside)
             return op, inside, inside, False
-        found = list(own_accesses(op, ranges))
-        return op, found, found, False
+        own = list(own_accesses(op, ranges))
+        return op, own, own, False
 
     def loop(self, op: Op, ranges: Ranges) -> tuple[Op, list[Access], list[Access], bool]:
         assert op.body is not None
         inner = loop_ranges(op, ranges)
         body, pending, (head, open_) = self.block(op.body, [], inner)
-        if found := [p for p in pending if any(conflict(p, a) for a in head)]:
+        if conflicts := [p for p in pending if any(conflict(p, a) for a in head)]:
             ops = list(body.ops)
             at = len(ops) - 1 if ops and ops[-1].name == "thread.yield" else len(ops)
-            check_waited(found, op)
+            check_waited(conflicts, op)
             ops.insert(at, Op("thread.barrier", loc=op.loc))
             body, pending, open_ = body.with_ops(tuple(ops)), [], False
         new_op = op if body is op.body else replace(op, body=body)

@@ -1,4 +1,4 @@
-"""What is known about the symbols of a thread-level kernel, and its index attributes by kind."""
+"""Facts about the symbols of a thread-level kernel, and its index attributes by kind."""
 
 from __future__ import annotations
 

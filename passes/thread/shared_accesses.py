@@ -109,7 +109,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
 
 
 def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
-    """Where the warps store a fragment, in tiles; anywhere in the last dimensions where off their grid."""
+    """The places at which warps store a fragment, in tiles; all of the last dimensions if off their grid."""
     at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
     height, width = reversed(_TILE) if op["transposed"] else _TILE
     threads = int(ranges["tid"][1]) + 1
@@ -133,7 +133,7 @@ def _by_warp(e: Expr) -> Expr:
 
 
 def conflict(a: Access, b: Access) -> bool:
-    """Whether different threads may touch the same element, one of them writing; `b` comes after `a`.
+    """Return whether different threads may touch the same element, one of them writing; `b` comes after `a`.
 
     A read of what is still being copied is one even where the thread itself started the copy.
     """

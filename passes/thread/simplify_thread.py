@@ -45,7 +45,7 @@ class _Simplifier:
         return block.with_ops(tuple(out))
 
     def op(self, op: Op, ranges: Ranges, known: Mask) -> tuple[Op, ...]:
-        """What stands for `op`; `known` holds what enclosing conditions say."""
+        """Return what stands for `op`; `known` holds what enclosing conditions say."""
         body = op.body
         op = op.with_operands(tuple(resolve(v, self.new) for v in op.operands))
         op = map_indices(op, lambda e: simplify(e, ranges))
@@ -64,7 +64,7 @@ class _Simplifier:
         return self.loop(op, body, ranges, known)
 
     def masked_off(self, op: Op) -> tuple[Op, ...]:
-        """What is left where the mask is never true: a load gives its other value, a copy writes zeros."""
+        """The rest where the mask is never true: a load gives its other value, a copy writes zeros."""
         if op.name in ("thread.load", "thread.gather"):
             b = Builder(op.loc)
             t = op.result.type

@@ -107,7 +107,7 @@ class _Widener:
         return self.b.block() if self.memory or self.registers else None
 
     def apart(self, first: tuple[Expr, ...], second: tuple[Expr, ...]) -> bool:
-        """Whether two accesses at any two of the lanes never touch the same element."""
+        """Return whether two accesses at any two of the lanes never touch the same element."""
         for e, f in zip(first, second, strict=True):
             distance = simplify(e - f, self.ranges)
             least = self.lanes if mentions(e, self.var) or mentions(f, self.var) else 1

@@ -11,22 +11,22 @@ from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 
 def count_before(b: Builder, ordered: Value, values: Value, *, right: bool) -> Value:
-    """How many (i32) elements of the last dimension of `ordered` come before each value, or equal it (right).
+    """Count (i32) the elements of the last dimension of `ordered` that come before each value, or equal it.
 
     ordered: ascending, of rank 1, or one sequence per row of `values`.
     """
     t = TensorType("i32", values.tensor.shape)
     length = ordered.tensor.shape[-1]
-    found = _map(b, t, [], lambda i, p: i.const(0, "i32"))
+    count = _map(b, t, [], lambda i, p: i.const(0, "i32"))
     step = 1 << max(0, length.bit_length() - 1)
     while step and length:
-        found = _advanced(b, ordered, values, found, step, right)
+        count = _advanced(b, ordered, values, count, step, right)
         step //= 2
-    return found
+    return count
 
 
-def _advanced(b: Builder, ordered: Value, values: Value, found: Value, step: int, right: bool) -> Value:
-    """`found + step` where so many elements come before the value, else `found`."""
+def _advanced(b: Builder, ordered: Value, values: Value, count: Value, step: int, right: bool) -> Value:
+    """`count + step` where so many elements come before the value, else `count`."""
     length, order = ordered.tensor.shape[-1], Order(0, ascending=True)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
@@ -35,15 +35,15 @@ def _advanced(b: Builder, ordered: Value, values: Value, found: Value, step: int
         before = order.precedes(i, p[1], p[2], i.const(right, "bool"))
         return (exists & before).select(more, p[0])
 
-    return _map(b, found.tensor, [found, _element(b, ordered, found, step - 1), values], body)
+    return _map(b, count.tensor, [count, _element(b, ordered, count, step - 1), values], body)
 
 
-def _element(b: Builder, ordered: Value, found: Value, after: int) -> Value:
-    """Elements `after` places behind `found`; the last one where there are none."""
-    names = tuple(map(Sym, point_names(found.tensor.rank)))
-    par = dict(zip(point_names(found.tensor.rank), found.tensor.shape, strict=True))
+def _element(b: Builder, ordered: Value, place: Value, after: int) -> Value:
+    """Elements `after` places behind `place`; the last one where there are none."""
+    names = tuple(map(Sym, point_names(place.tensor.rank)))
+    par = dict(zip(point_names(place.tensor.rank), place.tensor.shape, strict=True))
     at = (*names[: ordered.tensor.rank - 1], Sym("i0") + after)
-    return looked_up(b, ordered, [found], par, [names], at)
+    return looked_up(b, ordered, [place], par, [names], at)
 
 
 def _map(b: Builder, t: TensorType, operands: Sequence[Value], body: Body) -> Value:

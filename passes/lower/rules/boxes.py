@@ -8,6 +8,7 @@ from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.nodes import Attr
 from tilewright.passes.lower.lowering import (
     accumulated,
+    added,
     elementwise,
     lowering,
     mapped,
@@ -23,14 +24,14 @@ from tilewright.passes.lower.scalars import Scalar, Scalars, written
 def box_overlap(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Each point reads the corners of two boxes."""
     t = result_type(op)
-    held = accumulated(t).dtype
+    acc = accumulated(t).dtype
     ordered, offset = bool(op["sort_corners"]), float(op.number("offset"))
 
     def extents(i: Scalars, low: Scalar, high: Scalar) -> Scalar:
         return high - low + offset
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a, c = ([i.cast(v, held) for v in p[k : k + 4]] for k in (0, 4))
+        a, c = ([i.cast(v, acc) for v in p[k : k + 4]] for k in (0, 4))
         sides, areas = [], []
         for box in (a, c):
             lows, highs = box[:2], box[2:]
@@ -41,7 +42,7 @@ def box_overlap(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
             sides.append((lows, highs))
             spans = [extents(i, u, v) for u, v in zip(lows, highs, strict=True)]
             areas.append(i.value("scalar.mul", *spans))
-        zero = i.const(0, held)
+        zero = i.const(0, acc)
         shared = []
         for d in (0, 1):
             low = sides[0][0][d].max(sides[1][0][d])
@@ -63,8 +64,8 @@ def greedy_keep(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        suppresses, kept, before = p
-        struck = suppresses & kept
+        suppresses, stays, before = p
+        struck = suppresses & stays
         return before & ~struck
 
     attrs: dict[str, Attr] = {
@@ -84,10 +85,7 @@ def compact(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     lines = TensorType("i32", k.shape)
     flags = elementwise(b, [keep], lines, lambda i, p: i.cast(p[0], "i32"))
 
-    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return p[0] + p[1]
-
-    places = scanned(b, flags, lines, 1, add, 0, exclusive=True)
+    places = scanned(b, flags, lines, 1, added, 0, exclusive=True)
 
     def placed(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return p[0].select(p[1], k.shape[1])
@@ -95,8 +93,8 @@ def compact(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     target = elementwise(b, [keep, places], lines, placed)
     par = {"n": k.shape[0]}
     counts = reduced(
-        b, "tensor.reduce", [flags], result_type(op, 1), par, {"i": k.shape[1]}, [(Sym("n"), Sym("i"))], add,
-        init=0,
+        b, "tensor.reduce", [flags], result_type(op, 1), par, {"i": k.shape[1]}, [(Sym("n"), Sym("i"))],
+        added, init=0,
     )  # fmt: skip
     names = point_names(t.rank)
     domain = dict(zip(names, t.shape, strict=True))

@@ -111,8 +111,8 @@ def reduce_scatter(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         start = sum(extents[: op.integer("rank")])
         return [rows(b, total, axis, start, start + t.shape[axis]) if t.size else nothing(b, t)]
     packed = _permuted(b, x[0], front)
-    kept = TensorType(t.dtype, tuple(t.shape[d] for d in front))
-    (part,) = _collective(b, "reduce_scatter", packed, kept, op, counts)
+    part_type = TensorType(t.dtype, tuple(t.shape[d] for d in front))
+    (part,) = _collective(b, "reduce_scatter", packed, part_type, op, counts)
     return [_permuted(b, part, [front.index(d) for d in range(t.rank)])]
 
 

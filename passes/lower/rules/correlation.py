@@ -28,7 +28,7 @@ def dilation2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     attrs: dict[str, Any] = dict(op.attrs)
     data, weight = x
     t = result_type(op)
-    held = accumulated(t)
+    acc = accumulated(t)
     layout = attrs["data_layout"]
     kernel_layout = DILATION_LAYOUTS[layout]
     extent = dict(zip(kernel_layout, weight.tensor.shape, strict=True))
@@ -40,12 +40,12 @@ def dilation2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     red = {TAPS[d]: extent[d] for d in "HW"}
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        shifted = i.cast(p[0], held.dtype) + i.cast(p[1], held.dtype)
+        shifted = i.cast(p[0], acc.dtype) + i.cast(p[1], acc.dtype)
         return shifted.max(p[2])
 
     outside: float | int = 0.0 if isinstance(lowest(t.dtype), float) else 0
     largest = reduced(
-        b, "tensor.window", [data, weight], held, par, red, reads, body,
+        b, "tensor.window", [data, weight], acc, par, red, reads, body,
         init=lowest(t.dtype), fill=(outside, None),
     )  # fmt: skip
     return [converted(b, largest, t)]
@@ -61,7 +61,7 @@ def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     far, step, move = attrs["max_displacement"], attrs["stride1"], attrs["stride2"]
     par = {"n": a.shape[0], "down": g.displacements, "right": g.displacements, "y": g.rows, "x": g.columns}
     red = {"c": a.shape[1], "r": g.kernel, "s": g.kernel}
-    held = TensorType(accumulated(t).dtype, tuple(par.values()))
+    acc = TensorType(accumulated(t).dtype, tuple(par.values()))
     still: list[Expr] = [Sym("n"), Sym("c")]
     moved: list[Expr] = [Sym("n"), Sym("c")]
     for out, tap, shift, before in zip("yx", "rs", ("down", "right"), attrs["padding"][:2], strict=True):
@@ -71,18 +71,18 @@ def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         moved.append(_shifted(displaced, far - before - g.reach * move))
 
     def difference(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        apart = i.cast(p[0], held.dtype) - i.cast(p[1], held.dtype)
+        apart = i.cast(p[0], acc.dtype) - i.cast(p[1], acc.dtype)
         return abs(apart) + p[2]
 
     body = multiply_add if attrs["is_multiply"] else difference
     reads = [tuple(still), tuple(moved)]
-    sums = reduced(b, "tensor.window", x, held, par, red, reads, body, fill=(0.0, 0.0))
+    sums = reduced(b, "tensor.window", x, acc, par, red, reads, body, fill=(0.0, 0.0))
     count = g.kernel * g.kernel * a.shape[1]
 
     def mean(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         return i.cast(p[0] / count, t.dtype)
 
-    means = elementwise(b, [sums], TensorType(t.dtype, held.shape), mean)
+    means = elementwise(b, [sums], TensorType(t.dtype, acc.shape), mean)
     return [reshaped(b, means, t)]
 
 

@@ -48,13 +48,13 @@ def deformable_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
 def _taps(
     b: Builder, data: Value, offset: Value, layout: str, along: Sequence[Window], parts: int, per_part: int
 ) -> Value:
-    """What every tap of every window reads: [n, c, r, s, y, x]."""
+    """The elements that every tap of every window reads: [n, c, r, s, y, x]."""
     rows, columns = along
     points = dict(zip(_POINT, (rows.kernel, columns.kernel, rows.count, columns.count), strict=True))
     samples = data.tensor.shape[layout.index("N")]
     par = {"n": samples, "g": parts, **points}
     places = [_places(b, offset, layout, par, w, axis) for axis, w in enumerate(along)]
-    held = places[0].tensor.dtype
+    acc = places[0].tensor.dtype
     floors = [_floors(b, v, par) for v in places]
     domain = {"n": samples, "c": parts * per_part, **points}
     at_part = (Sym("n"), Sym("c") // max(1, per_part), *map(Sym, _POINT))
@@ -63,7 +63,7 @@ def _taps(
     ]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        one = i.const(1.0, held)
+        one = i.const(1.0, acc)
         inside = i.const(True, "bool")
         shares = []
         for place, w in zip(p[4:], along, strict=True):
@@ -72,19 +72,19 @@ def _taps(
             begun = place >= 0.0
             ended = place < float(w.size)
             inside = inside & (begun & ended)
-        total = i.const(0.0, held)
+        total = i.const(0.0, acc)
         for k, corner in enumerate(p[:4]):
             share = shares[0][k // 2] * shares[1][k % 2]
-            total = i.cast(corner, held).fma(share, total)
+            total = i.cast(corner, acc).fma(share, total)
         return inside.select(total, 0.0)
 
     whole = tuple(map(Sym, domain))
-    t = TensorType(held, tuple(domain.values()))
+    t = TensorType(acc, tuple(domain.values()))
     return mapped(b, [*corners, *places], t, domain, [*[whole] * 4, at_part, at_part], body)
 
 
 def _places(b: Builder, offset: Value, layout: str, par: dict[str, int], w: Window, axis: int) -> Value:
-    """Where every tap reads along one axis, as a real number from -1 (before x) to the size (behind x)."""
+    """The places of every tap along one axis, real numbers from -1 (before x) to the size (behind x)."""
     t = TensorType(accumulated(offset.tensor).dtype, tuple(par.values()))
     tap = Sym("g") * par["r"] + Sym("r")
     tap = tap * par["s"] + Sym("s")

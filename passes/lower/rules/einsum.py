@@ -9,6 +9,7 @@ from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.einsum import extents_of, terms_of
 from tilewright.passes.lower.lowering import (
     accumulated,
+    added,
     converted,
     lowering,
     mapped,
@@ -45,37 +46,36 @@ class _Einsum:
     def _dims(self, labels: str) -> dict[str, int]:
         return {c: self.extents[c] for c in labels}
 
-    def alone(self, x: _Factor, kept: str) -> _Factor:
-        """Sums labels that are not kept, takes diagonals, and puts labels in the order of `kept`."""
-        if x.labels == kept and x.value.tensor.shape == self._type(kept).shape:
+    def summed(self, x: _Factor, labels: str) -> _Factor:
+        """Sums labels that are not kept, takes diagonals, and puts labels in their order."""
+        if x.labels == labels and x.value.tensor.shape == self._type(labels).shape:
             return x
-        red = "".join(dict.fromkeys(c for c in x.labels if c not in kept))
-        reads, par = [x.read(self.extents)], self._dims(kept)
+        red = "".join(dict.fromkeys(c for c in x.labels if c not in labels))
+        reads, par = [x.read(self.extents)], self._dims(labels)
         if not red:
-            t = TensorType(x.value.tensor.dtype, self._type(kept).shape)
-            return _Factor(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), kept)
+            t = TensorType(x.value.tensor.dtype, self._type(labels).shape)
+            return _Factor(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), labels)
 
-        def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-            return i.cast(p[0], p[1].type.dtype) + p[1]
-
-        t, sums = self._type(kept), self._dims(red)
+        t, sums = self._type(labels), self._dims(red)
         init = 0.0 if self.held[0] in "bf" else 0
-        return _Factor(reduced(self.b, "tensor.reduce", [x.value], t, par, sums, reads, add, init=init), kept)
+        return _Factor(
+            reduced(self.b, "tensor.reduce", [x.value], t, par, sums, reads, added, init=init), labels
+        )
 
-    def both(self, x: _Factor, y: _Factor, kept: str) -> _Factor:
+    def multiplied(self, x: _Factor, y: _Factor, labels: str) -> _Factor:
         """The product of two operands, summed over the labels that are not kept."""
-        red = "".join(dict.fromkeys(c for c in x.labels + y.labels if c not in kept))
+        red = "".join(dict.fromkeys(c for c in x.labels + y.labels if c not in labels))
         operands, reads = [x.value, y.value], [x.read(self.extents), y.read(self.extents)]
-        t, par = self._type(kept), self._dims(kept)
+        t, par = self._type(labels), self._dims(labels)
         if red:
             init, sums = 0.0 if self.held[0] in "bf" else 0, self._dims(red)
             out = reduced(self.b, "tensor.contract", operands, t, par, sums, reads, multiply_add, init=init)
-            return _Factor(out, kept)
+            return _Factor(out, labels)
 
         def product(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
 
-        return _Factor(mapped(self.b, operands, t, par, reads, product), kept)
+        return _Factor(mapped(self.b, operands, t, par, reads, product), labels)
 
 
 @lowering("graph.einsum")
@@ -84,24 +84,24 @@ def einsum(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     equation = str(op["equation"])
     terms, output = terms_of(equation)
-    held = accumulated(t)
-    sums = _Einsum(b, extents_of(equation, [v.tensor.shape for v in x]), held.dtype)
+    acc = accumulated(t)
+    sums = _Einsum(b, extents_of(equation, [v.tensor.shape for v in x]), acc.dtype)
     if len(x) > 2:
-        x = [converted(b, v, TensorType(held.dtype, v.tensor.shape)) for v in x]
+        x = [converted(b, v, TensorType(acc.dtype, v.tensor.shape)) for v in x]
     factors = []
     for i, (v, term) in enumerate(zip(x, terms, strict=True)):
         # extents of 1 stay where another operand has the label, and are read at 0
         others = output + "".join(terms[:i] + terms[i + 1 :])
-        kept = "".join(dict.fromkeys(c for c in term if c in others))
-        factors.append(_reduced_factor(sums, _Factor(v, term), kept))
+        labels = "".join(dict.fromkeys(c for c in term if c in others))
+        factors.append(_reduced_factor(sums, _Factor(v, term), labels))
     while len(factors) > 1:
         left, right, *rest = factors
         needed = output + "".join(f.labels for f in rest)
-        kept = "".join(c for c in dict.fromkeys(left.labels + right.labels) if c in needed)
-        factors = [sums.both(left, right, kept if rest else output), *rest]
-    return [converted(b, sums.alone(factors[0], output).value, t)]
+        labels = "".join(c for c in dict.fromkeys(left.labels + right.labels) if c in needed)
+        factors = [sums.multiplied(left, right, labels if rest else output), *rest]
+    return [converted(b, sums.summed(factors[0], output).value, t)]
 
 
-def _reduced_factor(sums: _Einsum, x: _Factor, kept: str) -> _Factor:
+def _reduced_factor(sums: _Einsum, x: _Factor, labels: str) -> _Factor:
     """The operand itself where it has just the labels kept, once each."""
-    return x if x.labels == kept else sums.alone(x, kept)
+    return x if x.labels == labels else sums.summed(x, labels)

@@ -98,20 +98,20 @@ def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.softplus")
 def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """(max(s, 0) + log(1 + exp(-|s|))) / beta for s = beta * x: the exponential never overflows."""
-    t, held = result_type(op), accumulated(result_type(op)).dtype
+    t, acc = result_type(op), accumulated(result_type(op)).dtype
     attrs: dict[str, Any] = dict(op.attrs)
     beta, threshold = attrs["beta"], attrs["threshold"]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        given = i.cast(p[0], held)
-        scaled = given * beta
+        v = i.cast(p[0], acc)
+        scaled = v * beta
         small = (-abs(scaled)).apply("exp")
         curved = (1.0 + small).apply("log")
         both = scaled.max(0.0) + curved
         smooth = both / beta
         if threshold is not None:
             above = scaled > threshold
-            smooth = above.select(given, smooth)
+            smooth = above.select(v, smooth)
         return i.cast(smooth, t.dtype)
 
     return [elementwise(b, x, t, body)]
@@ -120,13 +120,13 @@ def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.hard_swish")
 def hard_swish(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x * min(max(x + 3, 0), 6) / 6."""
-    t, held = result_type(op), accumulated(result_type(op)).dtype
+    t, acc = result_type(op), accumulated(result_type(op)).dtype
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        given = i.cast(p[0], held)
-        above = (given + 3.0).max(0.0)
+        v = i.cast(p[0], acc)
+        above = (v + 3.0).max(0.0)
         gate = above.min(6.0)
-        gated = given * gate / 6.0
+        gated = v * gate / 6.0
         return i.cast(gated, t.dtype)
 
     return [elementwise(b, x, t, body)]

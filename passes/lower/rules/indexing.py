@@ -100,10 +100,10 @@ def one_hot(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     names = dim_names(t.rank)
     axis = op.integer("axis") % t.rank
-    held = "i64" if x[0].tensor.dtype in ("i64", "u64", "u32") else "i32"
+    index_dtype = "i64" if x[0].tensor.dtype in ("i64", "u64", "u32") else "i32"
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        here = i.cast(p[0], held).equals(i.index(Sym(names[axis]), held))
+        here = i.cast(p[0], index_dtype).equals(i.index(Sym(names[axis]), index_dtype))
         return here.select(i.cast(p[1], t.dtype), i.cast(p[2], t.dtype))
 
     reads = [tuple(Sym(n) for d, n in enumerate(names) if d != axis), (), ()]

@@ -50,14 +50,14 @@ def combined(i: Scalars, values: Sequence[Scalar], weights: Sequence[Sequence[Sc
 def normalised(i: Scalars, weights: Sequence[Scalar], taps: Sequence[Scalar], size: int) -> list[Scalar]:
     """Scalars: weights of the taps inside an axis, divided by their sum; the others are zero."""
     zero = i.const(0, weights[0].type.dtype)
-    kept = []
+    inner = []
     for w, tap in zip(weights, taps, strict=True):
         inside = (tap >= 0) & (tap < size)
-        kept.append(inside.select(w, zero))
-    total = kept[0]
-    for w in kept[1:]:
+        inner.append(inside.select(w, zero))
+    total = inner[0]
+    for w in inner[1:]:
         total = total + w
-    return [w / total for w in kept]
+    return [w / total for w in inner]
 
 
 def nearest_tap(i: Scalars, x: Scalar, rounding: str) -> Scalar:
@@ -157,15 +157,15 @@ def interpolated(
     at: where other dimensions are read, over d0, d1, ...; i0 is the value of `index`, if there is one.
     outside: the value where a coordinate lies outside its axis; None: taps are clamped or filled by `mode`.
     """
-    given = [index] if index is not None else []
-    first = len(given)
+    leading = [index] if index is not None else []
+    first = len(leading)
     taps = [_taps(b, axis, method, rounding, fold) for axis in axes]
     parts = []
     for chosen in product(*taps):
         place = list(at)
         for k, (axis, (_, offset)) in enumerate(zip(axes, chosen, strict=True)):
             place[axis.dim] = Sym(f"i{first + k}") + offset
-        indices = [*given, *((v, axis.read) for axis, (v, _) in zip(axes, chosen, strict=True))]
+        indices = [*leading, *((v, axis.read) for axis, (v, _) in zip(axes, chosen, strict=True))]
         parts.append(gathered_at(b, data, t.shape, place, indices, mode))
     if method == "nearest_neighbor" and outside is None and data.tensor.dtype == t.dtype:
         return parts[0]
@@ -192,12 +192,12 @@ def _weights(i: Scalars, x: Scalar, size: int, method: str, alpha: float, exclud
     """The weights of the taps of a coordinate."""
     base = x.floor()
     fraction = x - base
-    found = [polynomial(i, c, fraction) for c in polynomials(method, alpha)]
+    weights = [polynomial(i, c, fraction) for c in polynomials(method, alpha)]
     if not exclude or method != "cubic":
-        return found
+        return weights
     start = i.cast(base, "i32")
-    places = [start + (first_tap(method) + k) for k in range(len(found))]
-    return normalised(i, found, places, size)
+    places = [start + (first_tap(method) + k) for k in range(len(weights))]
+    return normalised(i, weights, places, size)
 
 
 def _within(

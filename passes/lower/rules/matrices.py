@@ -21,8 +21,8 @@ def trilu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         above = i.index(Sym(names[-1]) - Sym(names[-2]))
         k = i.cast(p[1], "i64") if len(p) > 1 else i.const(op.integer("k"), "i64")
-        kept = i.value(test, i.cast(above, "i64"), k)
-        return kept.select(p[0], 0)
+        inside = i.value(test, i.cast(above, "i64"), k)
+        return inside.select(p[0], 0)
 
     reads: list[Sequence[Expr]] = [tuple(map(Sym, names)), *((0,) * k.tensor.rank for k in x[1:])]
     return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.passes.lower.lowering import accumulated, dim_names, lowering, mapped, reduced, result_type
+from tilewright.passes.lower.lowering import (
+    accumulated,
+    added,
+    dim_names,
+    lowering,
+    mapped,
+    reduced,
+    result_type,
+)
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
@@ -19,10 +27,10 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     par = dict(zip(names, t.shape, strict=True))
     reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
 
-    held = accumulated(t).dtype
+    acc = accumulated(t).dtype
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        v, gamma, beta, mean, var = (i.cast(a, held) for a in p)
+        v, gamma, beta, mean, var = (i.cast(a, acc) for a in p)
         root = (var + op.number("epsilon")).apply("sqrt")
         v = (v - mean) / root
         v = v * gamma if op["scale"] else v
@@ -36,7 +44,7 @@ def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x over a power of the sum of squares of its neighbours along one axis."""
     attrs: dict[str, Any] = dict(op.attrs)
     t = result_type(op)
-    held = accumulated(t)
+    acc = accumulated(t)
     names = dim_names(t.rank)
     axis, size = attrs["axis"] % t.rank, attrs["size"]
     par = dict(zip(names, t.shape, strict=True))
@@ -44,17 +52,17 @@ def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     near[axis] = near[axis] + Sym("s") - size // 2
 
     def square(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a = i.cast(p[0], held.dtype)
+        a = i.cast(p[0], acc.dtype)
         return a.fma(a, p[1])
 
-    sums = reduced(b, "tensor.window", x, held, par, {"s": size}, [tuple(near)], square, fill=(0.0,))
+    sums = reduced(b, "tensor.window", x, acc, par, {"s": size}, [tuple(near)], square, fill=(0.0,))
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         bias, scale, power = (
-            i.const(v, held.dtype) for v in (attrs["bias"], attrs["alpha"] / size, attrs["beta"])
+            i.const(v, acc.dtype) for v in (attrs["bias"], attrs["alpha"] / size, attrs["beta"])
         )
         base = p[1].fma(scale, bias)
-        quotient = i.cast(p[0], held.dtype) / base.apply("pow", power)
+        quotient = i.cast(p[0], acc.dtype) / base.apply("pow", power)
         return i.cast(quotient, t.dtype)
 
     whole = tuple(map(Sym, names))
@@ -71,31 +79,28 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     rows = {d: n for d, n in par.items() if d != names[axis]}
     column = {names[axis]: t.shape[axis]}
     whole, row = tuple(map(Sym, names)), tuple(map(Sym, rows))
-    held = accumulated(t)
-    kept = TensorType(held.dtype, tuple(rows.values()))
+    acc = accumulated(t)
+    row_type = TensorType(acc.dtype, tuple(rows.values()))
 
     def largest(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(p[0], held.dtype).max(p[1])
+        return i.cast(p[0], acc.dtype).max(p[1])
 
     def shifted(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(p[0], held.dtype) - p[1]
+        return i.cast(p[0], acc.dtype) - p[1]
 
-    def total(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return p[0] + p[1]
-
-    peak = reduced(b, "tensor.reduce", x, kept, rows, column, [whole], largest, init=float("-inf"))
+    peak = reduced(b, "tensor.reduce", x, row_type, rows, column, [whole], largest, init=float("-inf"))
     if op.name == "graph.softmax":
-        powers = mapped(b, [x[0], peak], held, par, [whole, row], lambda i, p: shifted(i, p).apply("exp"))
-        sums = reduced(b, "tensor.reduce", [powers], kept, rows, column, [whole], total)
+        powers = mapped(b, [x[0], peak], acc, par, [whole, row], lambda i, p: shifted(i, p).apply("exp"))
+        sums = reduced(b, "tensor.reduce", [powers], row_type, rows, column, [whole], added)
         return [
             mapped(
                 b, [powers, sums], t, par, [whole, row],
                 lambda i, p: i.cast(p[0] / p[1], t.dtype),
             )
         ]  # fmt: skip
-    centred = mapped(b, [x[0], peak], held, par, [whole, row], shifted)
+    centred = mapped(b, [x[0], peak], acc, par, [whole, row], shifted)
     sums = reduced(
-        b, "tensor.reduce", [centred], kept, rows, column, [whole],
+        b, "tensor.reduce", [centred], row_type, rows, column, [whole],
         lambda i, p: p[0].apply("exp") + p[1],
     )  # fmt: skip
     return [

@@ -91,11 +91,11 @@ def chunk_order(b: Builder, x: Value, order: Order, chunk: int, keep: int) -> Va
     return reduced(b, "tensor.reduce", [ranked], out, order.par(out), {"j": chunk}, read, pick, init=0)
 
 
-def _within(line: str, kept: int, inner: str, chunk: int, chunks: int) -> Expr:
-    """Element `inner` of the chunk to which place `line` belongs, of which chunks give `kept` places each."""
+def _within(line: str, per_chunk: int, inner: str, chunk: int, chunks: int) -> Expr:
+    """Element `inner` of the chunk of place `line`; each chunk gives `per_chunk` places."""
     if chunks == 1:
         return Sym(inner)
-    return Sym(line) // kept * chunk + Sym(inner)
+    return Sym(line) // per_chunk * chunk + Sym(inner)
 
 
 def _ranks(b: Builder, x: Value, order: Order, chunk: int) -> Value:
@@ -151,7 +151,7 @@ class _Merge:
         self.start, self.rank = self._pair(dim_names(self.t.rank)[order.axis])
 
     def _pair(self, line: str) -> tuple[Expr, Expr]:
-        """Where the two runs of place `line` start, and its rank among their elements."""
+        """Return where the two runs of place `line` start, and its rank among their elements."""
         both = 2 * self.length
         return Sym(line) // both * both, Sym(line) % both
 

@@ -46,7 +46,7 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 
 def _mirrored(i: Expr, before: int, size: int, mode: str) -> Expr:
-    """Where place i of a dimension padded by `before` reads `size` elements.
+    """Return where place i of a dimension padded by `before` reads `size` elements.
 
     Mirror images repeat with a period of twice the size, less the two edges where those are left out.
     """

@@ -12,22 +12,22 @@ from tilewright.ir.graph_ops.operands import lowest, zero
 from tilewright.ir.graph_ops.pooling import lowest_finite
 from tilewright.passes.lower.lowering import (
     accumulated,
+    added,
     dim_names,
-    elementwise,
+    larger,
     lowering,
+    quotient,
     reduced,
     result_type,
 )
 from tilewright.passes.lower.rules.windowed import (
     OUTPUTS,
-    added,
     divided,
-    larger,
     letters_of,
     tap_dims,
     window_reads,
 )
-from tilewright.passes.lower.scalars import Body, Scalar, Scalars
+from tilewright.passes.lower.scalars import Body
 
 _NAMES = {"N": "n", "C": "c", **OUTPUTS}
 
@@ -95,12 +95,7 @@ def over_whole_images(b: Builder, op: Op, x: Sequence[Value]) -> Value:
     reads = [tuple(Sym(_NAMES[d]) for d in layout)]
     if "max" in op.name:
         return reduced(b, "tensor.reduce", x, t, par, red, reads, larger, init=lowest(t.dtype))
-    held = accumulated(t)
-    sums = reduced(b, "tensor.reduce", x, held, par, red, reads, added)
+    acc = accumulated(t)
+    sums = reduced(b, "tensor.reduce", x, acc, par, red, reads, added)
     size = prod(shape[d] for d in letters)
-    division = "scalar.div" if held.dtype.startswith(("f", "bf")) else "scalar.truncdiv"
-
-    def mean(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(i.value(division, p[0], i.const(size, held.dtype)), t.dtype)
-
-    return elementwise(b, [sums], t, mean)
+    return quotient(b, sums, size, t)

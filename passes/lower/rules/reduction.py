@@ -11,11 +11,12 @@ from tilewright.ir.graph_ops.reduction import MAX_POSITIONS, count, moment_dtype
 from tilewright.ir.types import FLOATS
 from tilewright.passes.lower.lowering import (
     accumulated,
+    added,
     broadcast_read,
     converted,
     dim_names,
-    elementwise,
     lowering,
+    quotient,
     reduced,
     result_type,
 )
@@ -92,24 +93,13 @@ def _fold(name: str, b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     if not axes_of_op(op):
         return [x[0]]
     number, truth, neutral = _FOLDS[name]
-    held = accumulated(t).dtype if name in ("sum", "prod") else t.dtype
+    acc = accumulated(t).dtype if name in ("sum", "prod") else t.dtype
     body = _step(truth if t.dtype == "bool" else number)
-    return [converted(b, _folded_op(b, op, x, [_whole(x[0])], held, body, neutral(held)), t)]
+    return [converted(b, _folded_op(b, op, x, [_whole(x[0])], acc, body, neutral(acc)), t)]
 
 
 for _name in _FOLDS:
     lowering(f"graph.{_name}")(partial(_fold, _name))
-
-
-def _over(b: Builder, total: Value, divisor: int, t: TensorType) -> Value:
-    """`total / divisor` as type `t`; integers round towards zero."""
-    held = total.tensor.dtype
-    division = "scalar.div" if held in FLOATS else "scalar.truncdiv"
-
-    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(i.value(division, p[0], i.const(divisor, held)), t.dtype)
-
-    return elementwise(b, [total], t, body)
 
 
 @lowering("graph.mean")
@@ -118,29 +108,29 @@ def mean(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     if not axes_of_op(op):
         return [x[0]]
-    held = moment_dtype(t.dtype)
-    total = _folded_op(b, op, x, [_whole(x[0])], held, _step("add"), zero(held))
-    return [_over(b, total, count(x[0].tensor, dict(op.attrs)), t)]
+    acc = moment_dtype(t.dtype)
+    total = _folded_op(b, op, x, [_whole(x[0])], acc, added, zero(acc))
+    return [quotient(b, total, count(x[0].tensor, dict(op.attrs)), t)]
 
 
 @lowering("graph.variance")
 def variance(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The sum of squared distances to the mean over their number."""
     t, shape = result_type(op), x[0].tensor.shape
-    held = moment_dtype(t.dtype)
+    acc = moment_dtype(t.dtype)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        centred = i.cast(p[0], held) - i.cast(p[1], held)
+        centred = i.cast(p[0], acc) - i.cast(p[1], acc)
         return centred * centred + p[2]
 
     reads = [_whole(x[0]), broadcast_read(x[1].tensor.shape, dim_names(len(shape)), shape)]
-    total = _folded_op(b, op, x, reads, held, body, zero(held))
-    return [_over(b, total, count(x[0].tensor, dict(op.attrs)) - bool(op["unbiased"]), t)]
+    total = _folded_op(b, op, x, reads, acc, body, zero(acc))
+    return [quotient(b, total, count(x[0].tensor, dict(op.attrs)) - bool(op["unbiased"]), t)]
 
 
 @lowering("graph.argmax", "graph.argmin")
 def position(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """Where the extreme is: its first place, or its last."""
+    """The first place of the extreme, or its last."""
     largest, keepdims, last = op.name == "graph.argmax", bool(op["keepdims"]), bool(op["select_last_index"])
     return [extreme_place(b, x[0], axes_of_op(op), keepdims, largest=largest, last=last)]
 
@@ -166,8 +156,8 @@ def extreme_place(
         here = p[0].equals(p[1])
         if t.dtype in FLOATS:
             here = here | p[0].apply("isnan")
-        found = here.select(i.index(place), nowhere)
-        return i.value("scalar.max" if last else "scalar.min", found, p[2])
+        candidate = here.select(i.index(place), nowhere)
+        return i.value("scalar.max" if last else "scalar.min", candidate, p[2])
 
     at = [0 if d in axes else Sym(n) for d, n in enumerate(names) if keepdims or d not in axes]
     return folded(b, [x, extreme], axes, keepdims, [_whole(x), at], "i32", body, nowhere)

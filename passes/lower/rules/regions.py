@@ -13,6 +13,7 @@ from tilewright.ir.graph_ops.regions import BIN_EPSILON, sample_bound
 from tilewright.passes.lower.lowering import (
     accumulated,
     converted,
+    larger,
     lowering,
     mapped,
     multiply_add,
@@ -45,7 +46,7 @@ class _Side:
         return accumulated(self.rois.tensor).dtype
 
     def reads(self, region: str = "d0") -> list[tuple[Expr, ...]]:
-        """Where a body reads the start and the end of region `region`."""
+        """The indices at which a body reads the start and the end of region `region`."""
         return [(Sym(region), 2 - self.axis), (Sym(region), 4 - self.axis)]
 
     def bin(self, i: Scalars, p: Sequence[Scalar]) -> tuple[Scalar, Scalar]:
@@ -136,8 +137,8 @@ def roi_align(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     sides, t = _sides(op, x), result_type(op)
     if attrs["mode"] == "avg" and attrs["sample_ratio"] <= 0:
         weights = [_weights(b, side) for side in sides]
-        held = accumulated(t)
-        return [converted(b, _axis_by_axis(b, x, held, attrs["layout"], weights, multiply_add, 0.0), t)]
+        acc = accumulated(t)
+        return [converted(b, _axis_by_axis(b, x, acc, attrs["layout"], weights, multiply_add, 0.0), t)]
     out = _folded_samples(b, op, x, sides)
     return [converted(b, out, t)]
 
@@ -190,9 +191,9 @@ def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Sid
     channels = data.tensor.shape[attrs["layout"].index("C")]
     regions = rois.tensor.shape[0]
     shape = (regions, channels, *inner) if first else (regions, *inner, channels)
-    held = accumulated(TensorType(t.dtype, shape))
-    if prod(held.shape) > MAX_SAMPLES:
-        raise UnsupportedError(f"roi_align of {prod(held.shape)} samples; expected at most {MAX_SAMPLES}")
+    acc = accumulated(TensorType(t.dtype, shape))
+    if prod(acc.shape) > MAX_SAMPLES:
+        raise UnsupportedError(f"roi_align of {prod(acc.shape)} samples; expected at most {MAX_SAMPLES}")
     places = [_places(b, s, n, ratio) for s, n in zip(sides, counts, strict=True)]
     start = 2 if first else 1
     axes = [
@@ -201,8 +202,8 @@ def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Sid
     ]
     at: list[Expr] = [Sym("i0"), Sym("d1"), 0, 0] if first else [Sym("i0"), 0, 0, Sym("d5")]
     index = (_images(b, rois), (Sym("d0"),))
-    samples = interpolated(b, data, held, at, axes, "linear", mode="fill", index=index)
-    result = TensorType(held.dtype, t.shape)
+    samples = interpolated(b, data, acc, at, axes, "linear", mode="fill", index=index)
+    result = TensorType(acc.dtype, t.shape)
     if attrs["mode"] == "avg":
         return _average(b, samples, result, first, prod(counts))
     return _largest(b, samples, result, first, places, sides, ratio)
@@ -246,7 +247,7 @@ def _largest(
     if ratio > 0:
         return reduced(
             b, "tensor.reduce", [samples], t, par, red, [read],
-            lambda i, p: p[0].max(p[1]), init=low,
+            larger, init=low,
         )  # fmt: skip
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
@@ -275,7 +276,7 @@ def _partial(b: Builder, places: Value, side: _Side) -> Value:
         there = p[0] >= 0
         return i.cast(there, side.dtype) + p[1]
 
-    found = reduced(
+    inside = reduced(
         b, "tensor.reduce", [places], TensorType(side.dtype, shape[:2]), par, {"k": shape[2]},
         [(Sym("d0"), Sym("d1"), Sym("k"))], count,
     )  # fmt: skip
@@ -285,7 +286,7 @@ def _partial(b: Builder, places: Value, side: _Side) -> Value:
         return p[0] < extent.ceil()
 
     reads = [(Sym("d0"), Sym("d1")), *side.reads()]
-    return mapped(b, [found, side.rois, side.rois], TensorType("bool", shape[:2]), par, reads, fewer)
+    return mapped(b, [inside, side.rois, side.rois], TensorType("bool", shape[:2]), par, reads, fewer)
 
 
 def _bin_bounds(b: Builder, side: _Side) -> list[Value]:

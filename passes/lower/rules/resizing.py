@@ -40,13 +40,13 @@ def resize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return [_cropped(b, op, x[0], attrs)]
     axes = list(enumerate(spatial(attrs["layout"])))
     taps = len(polynomials(attrs["method"])) ** len(axes)
-    held = held_dtype(x[0].tensor.dtype, attrs["method"])
+    acc = held_dtype(x[0].tensor.dtype, attrs["method"])
     out = x[0]
     for part in [axes] if taps <= MAX_TAPS else [[a] for a in axes]:
         shape = list(out.tensor.shape)
         for axis, d in part:
             shape[d] = attrs["size"][axis]
-        out = _interpolated(b, out, TensorType(held, tuple(shape)), [d for _, d in part], attrs)
+        out = _interpolated(b, out, TensorType(acc, tuple(shape)), [d for _, d in part], attrs)
     return [converted(b, out, result_type(op))]
 
 
@@ -75,11 +75,11 @@ def _interpolated(b: Builder, x: Value, t: TensorType, dims: Sequence[int], attr
         for d, axis_taps, (fraction, divisor) in zip(dims, taps, fractions, strict=True):
             part = i.cast(i.index(fraction), t.dtype)
             part = part / divisor
-            found = [polynomial(i, c, part) for c in polynomials(method, attrs["cubic_alpha"])]
+            taps_of = [polynomial(i, c, part) for c in polynomials(method, attrs["cubic_alpha"])]
             if attrs["cubic_exclude"] and method == "cubic":
                 places = [i.index(e) for e in axis_taps]
-                found = normalised(i, found, places, x.tensor.shape[d])
-            weights.append(found)
+                taps_of = normalised(i, taps_of, places, x.tensor.shape[d])
+            weights.append(taps_of)
         return combined(i, [i.cast(v, t.dtype) for v in p], weights)
 
     par = dict(zip(names, t.shape, strict=True))
@@ -107,9 +107,9 @@ def _cropped(b: Builder, op: Op, x: Value, attrs: dict[str, Any]) -> Value:
         start, end = corners(attrs, axis)
         line = cropped_axis(b, start, end, x.tensor.shape[d], t.shape[d])
         axes.append(Axis(d, line, (Sym(names[d]),), x.tensor.shape[d]))
-    held = TensorType(held_dtype(x.tensor.dtype, attrs["method"]), t.shape)
+    acc = TensorType(held_dtype(x.tensor.dtype, attrs["method"]), t.shape)
     out = interpolated(
-        b, x, held, at, axes, attrs["method"],
+        b, x, acc, at, axes, attrs["method"],
         rounding=default_rounding(attrs["rounding_method"], CROPPING), alpha=attrs["cubic_alpha"],
         exclude=bool(attrs["cubic_exclude"]), outside=attrs["extrapolation_value"],
     )  # fmt: skip

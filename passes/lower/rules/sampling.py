@@ -42,11 +42,11 @@ def _clamped(i: Scalars, x: Scalar, size: int) -> Scalar:
 def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: int) -> Axis:
     """Coordinates along a dimension of the data; the grid's channels run from W outwards."""
     t = grid.tensor
-    held = accumulated(TensorType(t.dtype, (t.shape[0], *t.shape[2:])))
+    acc = accumulated(TensorType(t.dtype, (t.shape[0], *t.shape[2:])))
     align, mode = attrs["align_corners"], attrs["padding_mode"]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        x = i.cast(p[0], held.dtype) + 1
+        x = i.cast(p[0], acc.dtype) + 1
         x = x * (size - 1 if align else size)
         x = x * 0.5
         if not align:
@@ -55,15 +55,15 @@ def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: i
             return x
         return _clamped(i, _reflected(i, x, size, align) if mode == "reflection" else x, size)
 
-    names = point_names(held.rank)
+    names = point_names(acc.rank)
     read: tuple[Expr, ...] = (Sym(names[0]), t.rank - 1 - dim, *map(Sym, names[1:]))
-    coordinate = mapped(b, [grid], held, dict(zip(names, held.shape, strict=True)), [read], body)
+    coordinate = mapped(b, [grid], acc, dict(zip(names, acc.shape, strict=True)), [read], body)
     # the result has channels at dimension 1
     return Axis(dim, coordinate, (Sym("d0"), *(Sym(f"d{d}") for d in range(2, t.rank))), size)
 
 
 def _fold(attrs: dict[str, Any]) -> Fold | None:
-    """How bicubic taps outside the image are brought inside; other methods change the coordinate instead."""
+    """The change that brings bicubic taps outside the image inside; other methods change the coordinate."""
     mode, align = attrs["padding_mode"], attrs["align_corners"]
     if attrs["method"] != "bicubic" or mode == "zeros":
         return None
@@ -85,9 +85,9 @@ def grid_sample(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     method = GRID_METHODS[attrs["method"]]
     axes = [_grid_axis(b, grid, attrs, d, data.tensor.shape[d]) for d in range(2, t.rank)]
     at: list[Expr] = list(map(Sym, point_names(t.rank)))
-    held = TensorType(held_dtype(t.dtype, method), t.shape)
+    acc = TensorType(held_dtype(t.dtype, method), t.shape)
     out = interpolated(
-        b, data, held, at, axes, method, rounding="even", alpha=GRID_ALPHA, mode="fill", fold=_fold(attrs)
+        b, data, acc, at, axes, method, rounding="even", alpha=GRID_ALPHA, mode="fill", fold=_fold(attrs)
     )
     return [converted(b, out, t)]
 
@@ -96,15 +96,15 @@ def grid_sample(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def affine_grid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """A map that multiplies a matrix with the point of its own indices."""
     t = result_type(op)
-    held = accumulated(t).dtype
+    acc = accumulated(t).dtype
     height, width = t.shape[2:]
 
     def point(i: Scalars, name: str, count: int) -> Scalar:
-        step = i.const((2 - GRID_EPSILON) / (count - 1), held)
-        return i.index(Sym(name), held).fma(step, -1)
+        step = i.const((2 - GRID_EPSILON) / (count - 1), acc)
+        return i.index(Sym(name), acc).fma(step, -1)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a, c, shift = (i.cast(v, held) for v in p)
+        a, c, shift = (i.cast(v, acc) for v in p)
         out = a * point(i, "d3", width)
         out = c.fma(point(i, "d2", height), out)
         return i.cast(out + shift, t.dtype)
@@ -116,8 +116,8 @@ def affine_grid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int) -> Axis:
     """Coordinates [box, point] along one side (0: y, 1: x) of every box."""
-    held = accumulated(TensorType(boxes.tensor.dtype, (boxes.tensor.shape[0], target)))
-    kind = held.dtype
+    acc = accumulated(TensorType(boxes.tensor.dtype, (boxes.tensor.shape[0], target)))
+    kind = acc.dtype
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         start, end = (i.cast(v, kind) for v in p)
@@ -131,8 +131,8 @@ def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int
         return first + i.index(Sym("d1"), kind) * step
 
     reads = [(Sym("d0"), k), (Sym("d0"), k + 2)]
-    par = {"d0": held.shape[0], "d1": target}
-    coordinate = mapped(b, [boxes, boxes], held, par, reads, body)
+    par = {"d0": acc.shape[0], "d1": target}
+    coordinate = mapped(b, [boxes, boxes], acc, par, reads, body)
     return Axis(dim, coordinate, (Sym("d0"), Sym(f"d{dim}")), size)
 
 
@@ -151,9 +151,9 @@ def crop_and_resize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         axes.append(Axis(d, axis.coordinate, (box, Sym(f"d{d}")), axis.size))
     at: list[Expr] = list(map(Sym, point_names(t.rank)))
     at[images] = Sym("i0")
-    held = TensorType(held_dtype(data.tensor.dtype, method), t.shape)
+    acc = TensorType(held_dtype(data.tensor.dtype, method), t.shape)
     out = interpolated(
-        b, data, held, at, axes, method,
+        b, data, acc, at, axes, method,
         rounding="round", index=(index, (box,)), outside=attrs["extrapolation_value"],
     )  # fmt: skip
     return [converted(b, out, t)]

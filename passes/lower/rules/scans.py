@@ -38,18 +38,18 @@ def scanned(
 def cumulative(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """A scan that adds or multiplies; or and and for bool."""
     t = result_type(op)
-    held = accumulated(t)
+    acc = accumulated(t)
     total = op.name == "graph.cumsum"
     truth = t.dtype == "bool"
     scalar = ("or" if total else "and") if truth else ("add" if total else "mul")
     start: float | int | bool = not total if truth else 0 if total else 1
-    whole = held.dtype[0] in "iu" or truth
+    whole = acc.dtype[0] in "iu" or truth
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        element = i.cast(i.cast(p[0], t.dtype), held.dtype)
+        element = i.cast(i.cast(p[0], t.dtype), acc.dtype)
         return i.value(f"scalar.{scalar}", element, p[1])
 
     init = start if whole else float(start)
     exclusive = bool(op["exclusive"])
-    out = scanned(b, x[0], held, op.integer("axis") % t.rank, body, init, exclusive=exclusive)
+    out = scanned(b, x[0], acc, op.integer("axis") % t.rank, body, init, exclusive=exclusive)
     return [converted(b, out, t)]

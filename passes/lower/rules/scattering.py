@@ -78,8 +78,8 @@ def _combined(
 ) -> Sequence[Value]:
     """The scatter of data and updates in the dtype their combinations are held in."""
     data, updates = x
-    held = accumulated(t) if mode in ("add", "mul", "mean") else t
-    init = converted(b, data, held)
+    acc = accumulated(t) if mode in ("add", "mul", "mean") else t
+    init = converted(b, data, acc)
     out = scattered(b, init, updates, indices, updates.tensor.shape, reads, at, combination(mode))
     return [converted(b, out, t)]
 

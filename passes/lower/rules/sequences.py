@@ -21,14 +21,14 @@ def reverse_sequence(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
     def place(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         here = i.index(Sym("s"))
-        held = "i32" if p[0].type.dtype == "i32" else "i64"
-        count = i.cast(p[0], held).min(extent)
+        index_dtype = "i32" if p[0].type.dtype == "i32" else "i64"
+        count = i.cast(p[0], index_dtype).min(extent)
         length = i.cast(count, "i32")
         mirrored = length - 1 - here
         return (here < length).select(mirrored, here)
 
-    wanted = TensorType("i32", (t.shape[batch], extent))
-    places = mapped(b, [x[1]], wanted, {"n": t.shape[batch], "s": extent}, [(Sym("n"),)], place)
+    place_type = TensorType("i32", (t.shape[batch], extent))
+    places = mapped(b, [x[1]], place_type, {"n": t.shape[batch], "s": extent}, [(Sym("n"),)], place)
     at: list[Expr] = [Sym(d) for d in point_names(t.rank)]
     read = (at[batch], at[seq])
     at[seq] = Sym("i0")
@@ -57,10 +57,10 @@ def arange(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     start, step = op.number("start"), op.number("step")
     whole = isinstance(start, int) and isinstance(step, int)
-    held = {"f64": "f64"}.get(t.dtype, "f32") if t.dtype in FLOATS else "i64" if whole else "f64"
+    acc = {"f64": "f64"}.get(t.dtype, "f32") if t.dtype in FLOATS else "i64" if whole else "f64"
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        place = i.cast(i.index(Sym("i0")), held)
+        place = i.cast(i.index(Sym("i0")), acc)
         scaled = place * step
         total = start + scaled
         return i.cast(total, t.dtype)

@@ -11,12 +11,12 @@ from tilewright.passes.lower.scalars import Scalar, Scalars
 
 def _coordinate(i: Scalars, place: Scalar, shape: Sequence[Scalar], which: Expr) -> Scalar:
     """Coordinate number `which` of a row-major place; the first one is all that is left."""
-    found: list[Scalar] = []
+    rest: list[Scalar] = []
     for extent in reversed(shape[1:]):
-        found.insert(0, place % extent)
+        rest.insert(0, place % extent)
         place = place / extent
     out = place
-    for d, value in enumerate(found, 1):
+    for d, value in enumerate(rest, 1):
         here = i.index(which).equals(d)
         out = here.select(value, out)
     return out
@@ -31,10 +31,10 @@ def unravel_index(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     extents = range(shape.tensor.shape[0])
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        found = _coordinate(i, p[0], p[1:], Sym(names[0]))
+        coordinate = _coordinate(i, p[0], p[1:], Sym(names[0]))
         first = i.index(Sym(names[0])).equals(0)
         # a result without coordinates has no points, but a body all the same
-        return first.select(found % p[1], found) if extents else p[0]
+        return first.select(coordinate % p[1], coordinate) if extents else p[0]
 
     reads: list[tuple[Expr, ...]] = [tuple(map(Sym, names[1:])), *((d,) for d in extents)]
     par = dict(zip(names, t.shape, strict=True))
@@ -69,13 +69,13 @@ def sparse_reshape(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         total = i.const(0, dtype)
         for column, extent in zip(p[:old], p[old : 2 * old], strict=True):
             total = total * extent + column
-        found = _coordinate(i, total, p[2 * old : 2 * old + new], Sym("i1"))
+        coordinate = _coordinate(i, total, p[2 * old : 2 * old + new], Sym("i1"))
         if new != old:
-            return found
+            return coordinate
         same = i.const(True, "bool")
         for extent, resolved in zip(p[old : 2 * old], p[2 * old :], strict=False):
             same = same & extent.equals(resolved)
-        return same.select(p[-1], found)
+        return same.select(p[-1], coordinate)
 
     t = result_type(op)
     rows: list[tuple[Expr, ...]] = [(Sym("i0"), d) for d in range(old)]

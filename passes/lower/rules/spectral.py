@@ -30,8 +30,8 @@ def _angle(i: Scalars, row: Expr, column: Expr, period: int, most: int, dtype: s
 @lowering("graph.dft")
 def dft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Both parts side by side, times [cos, -sin] for the real and [sin, cos] for the imaginary result."""
-    t, held = result_type(op), accumulated(result_type(op))
-    n, dtype = t.shape[-1], held.dtype
+    t, acc = result_type(op), accumulated(result_type(op))
+    n, dtype = t.shape[-1], acc.dtype
     inverse = bool(op["inverse"])
     names = dim_names(t.rank)
 
@@ -60,7 +60,7 @@ def dft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     for result in range(2):
         reads = [(*map(Sym, names[:-1]), Sym("part"), Sym("k")), (result, Sym("n"), Sym("part"), Sym("k"))]
         par, red = {**lead, "n": n}, {"part": 2, "k": n}
-        sums = reduced(b, "tensor.contract", [parts, basis], held, par, red, reads, multiply_add)
+        sums = reduced(b, "tensor.contract", [parts, basis], acc, par, red, reads, multiply_add)
         out.append(converted(b, sums, t))
     return out
 
@@ -68,9 +68,9 @@ def dft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.stft")
 def stft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Frames are read where they lie in the signal; window and scale go into the table."""
-    t, held = result_type(op), accumulated(result_type(op))
+    t, acc = result_type(op), accumulated(result_type(op))
     length, size, hop = op.integer("win_length"), op.integer("n_fft"), op.integer("hop_length")
-    rows, dtype = frequencies(dict(op.attrs)), held.dtype
+    rows, dtype = frequencies(dict(op.attrs)), acc.dtype
     scale = 1 / math.sqrt(size) if op["normalized"] else 1.0
 
     def table(i: Scalars, p: Sequence[Scalar]) -> Scalar:
@@ -89,5 +89,5 @@ def stft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = (*(("s",) if signals else ()), "f", "t", "part")
     signal = converted(b, x[0], TensorType(dtype, x[0].tensor.shape))
     domain = dict(zip(names, t.shape, strict=True))
-    sums = reduced(b, "tensor.contract", [signal, basis], held, domain, {"w": length}, reads, multiply_add)
+    sums = reduced(b, "tensor.contract", [signal, basis], acc, domain, {"w": length}, reads, multiply_add)
     return [converted(b, sums, t)]

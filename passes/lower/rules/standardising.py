@@ -9,10 +9,11 @@ from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.normalisation import channel_groups
 from tilewright.passes.lower.lowering import (
     accumulated,
+    added,
     dim_names,
-    elementwise,
     lowering,
     mapped,
+    quotient,
     reduced,
     result_type,
 )
@@ -31,31 +32,24 @@ def _folded(b: Builder, x: Sequence[Value], axes: Sequence[int], body: Body) -> 
     names = dim_names(t.rank)
     par = {n: t.shape[d] for d, n in enumerate(names) if d not in axes}
     red = {n: t.shape[d] for d, n in enumerate(names) if d in axes}
-    kept = _kept(t.rank, axes)
-    reads = [tuple(map(Sym, names)), *[kept] * (len(x) - 1)]
+    others = _kept(t.rank, axes)
+    reads = [tuple(map(Sym, names)), *[others] * (len(x) - 1)]
     result = TensorType(t.dtype, tuple(par.values()))
     return reduced(b, "tensor.reduce", x, result, par, red, reads, body)
-
-
-def _over(b: Builder, total: Value, count: int) -> Value:
-    t = total.tensor
-    return elementwise(b, [total], t, lambda i, p: p[0] / count)
 
 
 def _moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """Mean and biased variance over `axes`, without them."""
     count = prod(x.tensor.shape[d] for d in axes)
 
-    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(p[0], p[1].type.dtype) + p[1]
-
     def squared(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         a, mean, acc = p
         centred = i.cast(a, acc.type.dtype) - mean
         return centred.fma(centred, acc)
 
-    mean = _over(b, _folded(b, [x], axes, add), count)
-    return mean, _over(b, _folded(b, [x, mean], axes, squared), count)
+    total = _folded(b, [x], axes, added)
+    mean = quotient(b, total, count, total.tensor)
+    return mean, quotient(b, _folded(b, [x, mean], axes, squared), count, total.tensor)
 
 
 def _standardised(
@@ -63,12 +57,12 @@ def _standardised(
 ) -> Value:
     """(x - mean) / sqrt(variance + epsilon) * gamma + beta; moments are read at `at`."""
     t = result_type(op)
-    held = accumulated(t).dtype
+    acc = accumulated(t).dtype
     names = dim_names(t.rank)
     axis = (Sym(names[op.integer("axis") % t.rank]),)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a, gamma, beta, mean, variance = (i.cast(v, held) for v in p)
+        a, gamma, beta, mean, variance = (i.cast(v, acc) for v in p)
         root = (variance + op.number("epsilon")).apply("sqrt")
         a = (a - mean) / root
         a = a * gamma if op["scale"] else a
@@ -104,16 +98,16 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def l2_normalize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x / sqrt(max(sum of squares, eps))."""
     t = result_type(op)
-    held = accumulated(t).dtype
+    acc = accumulated(t).dtype
     axes = [d % t.rank for d in op.integers("axis")] or list(range(t.rank))
 
     def square(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a = i.cast(p[0], held)
+        a = i.cast(p[0], acc)
         return a.fma(a, p[1])
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         length = p[1].max(op.number("eps")).apply("sqrt")
-        return i.cast(i.cast(p[0], held) / length, t.dtype)
+        return i.cast(i.cast(p[0], acc) / length, t.dtype)
 
     names = dim_names(t.rank)
     reads = [tuple(map(Sym, names)), _kept(t.rank, axes)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tilewright.ir import Builder, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import maximum
 from tilewright.ir.nodes import Attr
-from tilewright.passes.lower.lowering import elementwise, looked_up, lowering, mapped, reduced
+from tilewright.passes.lower.lowering import added, elementwise, looked_up, lowering, mapped, reduced
 from tilewright.passes.lower.rules.orders import Order, gathered
 from tilewright.passes.lower.rules.scans import scanned
 from tilewright.passes.lower.rules.sorting import first_places
@@ -38,10 +38,7 @@ def _picked(b: Builder, x: Value, index: Value) -> Value:
 
 
 def _running_sum(b: Builder, x: Value, start: int = 0) -> Value:
-    def add(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return p[0] + p[1]
-
-    return scanned(b, x, x.tensor, 0, add, start)
+    return scanned(b, x, x.tensor, 0, added, start)
 
 
 def _numbered(b: Builder, x: Value) -> Value:
@@ -61,7 +58,7 @@ def _numbered(b: Builder, x: Value) -> Value:
 
 
 def _first(b: Builder, group: Value) -> Value:
-    """Where each group occurs first; the number of elements where there is no such group."""
+    """The first place of each group; the number of elements where there is no such group."""
     n = group.tensor.size
     nowhere = _vector(b, n, lambda i: i.const(n, "i32"))
     places = _vector(b, n, lambda i: i.index(Sym("i0")))

@@ -22,7 +22,7 @@ def letters_of(layout: str) -> str:
 
 
 def window_read(letter: str, stride: int, dilation: int, before: int) -> Expr:
-    """Where a tap of a window reads along a spatial dimension; may lie outside."""
+    """The index at which a tap of a window reads along a spatial dimension; may lie outside."""
     start = Sym(OUTPUTS[letter]) * stride
     reach = start + Sym(TAPS[letter]) * dilation
     return reach - before
@@ -46,26 +46,16 @@ def divided(b: Builder, sums: Value, op: Op, counts: Mapping[str, Expr]) -> Valu
 
     counts: number of elements per letter of the layout, over dimension names i0, i1, ...
     """
-    t, held = result_type(op), sums.tensor.dtype
+    t, acc = result_type(op), sums.tensor.dtype
     names = dim_names(t.rank)
-    division = "scalar.div" if held.startswith(("f", "bf")) else "scalar.truncdiv"
+    division = "scalar.div" if acc.startswith(("f", "bf")) else "scalar.truncdiv"
     total: Expr = 1
     for e in counts.values():
         total *= e
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         taps = i.index(total, "i32").max(1)
-        return i.cast(i.value(division, p[0], i.cast(taps, held)), t.dtype)
+        return i.cast(i.value(division, p[0], i.cast(taps, acc)), t.dtype)
 
     par = dict(zip(names, t.shape, strict=True))
     return mapped(b, [sums], t, par, [tuple(map(Sym, names))], body)
-
-
-def larger(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-    """Body of a maximum."""
-    return p[0].max(p[1])
-
-
-def added(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-    """Body of a sum in the accumulator's type."""
-    return i.cast(p[0], p[1].type.dtype) + p[1]

@@ -57,7 +57,7 @@ class Winograd:
         return self.m + 2
 
     def two_steps(self, x: TensorType) -> bool:
-        """Whether the transform of an image or to a result of this type goes one dimension at a time."""
+        """True when the transform of an image or to a result of this type goes one dimension at a time."""
         return self.m == 4 and x.size >= TWO_STEPS_FROM
 
 
@@ -122,23 +122,23 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
     data, weight = x
     attrs: dict[str, Any] = dict(op.attrs)
     g = convolution_of(data.tensor, weight.tensor, attrs, 2)
-    held = accumulated(result_type(op)).dtype
+    acc = accumulated(result_type(op)).dtype
     t, m = scheme.t, scheme.m
     sizes = {"p": t, "q": t, "N": g.batch, "C": g.channels, "K": g.filters}
     sizes |= {d: -(-w.count // m) for d, w in zip("HW", g.windows, strict=True)}
     order = "pq" + ("CNHW" if attrs["data_layout"] == "NCHW" else "NHWC")
     par = {d: sizes[d] for d in order}
     before = (g.windows[0].before, g.windows[1].before)
-    tiles = _tiles(b, scheme, data, attrs["data_layout"], before, par, held)
+    tiles = _tiles(b, scheme, data, attrs["data_layout"], before, par, acc)
     kernel_layout = attrs["kernel_layout"]
     taps = {d: sizes[d] for d in "pqCK"}
     kernel = _both_ways(
-        b, weight, scheme.kernel, taps, held, ("p", "q"),
+        b, weight, scheme.kernel, taps, acc, ("p", "q"),
         lambda i, j: tuple({"O": Sym("K"), "I": Sym("C"), "H": i, "W": j}[d] for d in kernel_layout),
     )  # fmt: skip
     products = {("K" if d == "C" else d): sizes["K" if d == "C" else d] for d in order}
     reads = [tuple(map(Sym, par)), tuple(map(Sym, taps))]
-    shape = TensorType(held, tuple(products.values()))
+    shape = TensorType(acc, tuple(products.values()))
     sums = reduced(
         b, "tensor.contract", [tiles, kernel], shape, products, {"C": g.channels}, reads, multiply_add
     )
@@ -147,7 +147,7 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
 
 def _tiles(
     b: Builder, scheme: Winograd, data: Value, layout: str, before: tuple[int, int], par: Mapping[str, int],
-    held: str,
+    acc: str,
 ) -> Value:  # fmt: skip
     """The transformed tiles over `par`: (p, q) and the data's dimensions, H and W counting tiles."""
 
@@ -158,14 +158,14 @@ def _tiles(
         return _at(layout, pixel("H", before[0], i) | pixel("W", before[1], j))
 
     if not scheme.two_steps(data.tensor):
-        return _both_ways(b, data, scheme.data, par, held, ("p", "q"), both, fill=0.0)
+        return _both_ways(b, data, scheme.data, par, acc, ("p", "q"), both, fill=0.0)
     extents = dict(zip(layout, data.tensor.shape, strict=True))
     half = {"p": scheme.t, **extents, "H": par["H"]}
     lines = _one_way(
-        b, data, scheme.data, half, held, Sym("p"), lambda i: _at(layout, pixel("H", before[0], i)), fill=0.0
+        b, data, scheme.data, half, acc, Sym("p"), lambda i: _at(layout, pixel("H", before[0], i)), fill=0.0
     )
     return _one_way(
-        b, lines, scheme.data, par, held, Sym("q"), lambda j: _at(half, pixel("W", before[1], j)), fill=0.0
+        b, lines, scheme.data, par, acc, Sym("q"), lambda j: _at(half, pixel("W", before[1], j)), fill=0.0
     )
 
 
@@ -210,15 +210,15 @@ def _both_ways(
     rows: the two rows of the transform, as index expressions or names of dimensions.
     """
     first, second = (Sym(r) if isinstance(r, str) else r for r in rows)
-    held = accumulated(TensorType(dtype, ())).dtype
-    entries = number_table(b, transform.entries, held)
+    acc = accumulated(TensorType(dtype, ())).dtype
+    entries = number_table(b, transform.entries, acc)
     n = transform.width
     pixels = [place(i, j) for i in transform.columns(first) for j in transform.columns(second)]
     factors: list[tuple[Expr, ...]] = [(r, i) for r in (first, second) for i in range(n)]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         down, across = p[n * n : n * n + n], p[n * n + n :]
-        lines = [_dot(i, [i.cast(v, held) for v in p[k * n : k * n + n]], across) for k in range(n)]
+        lines = [_dot(i, [i.cast(v, acc) for v in p[k * n : k * n + n]], across) for k in range(n)]
         return i.cast(_dot(i, lines, down), dtype)
 
     operands = [*[x] * len(pixels), *[entries] * len(factors)]
@@ -238,13 +238,13 @@ def _one_way(
     fill: float | None = None,
 ) -> Value:
     """The map sum_i T[row, i] x[place(i)] over the domain `par`, summed in at least float32."""
-    held = accumulated(TensorType(dtype, ())).dtype
-    entries = number_table(b, transform.entries, held)
+    acc = accumulated(TensorType(dtype, ())).dtype
+    entries = number_table(b, transform.entries, acc)
     n = transform.width
     reads = [*map(place, transform.columns(row)), *((row, i) for i in range(n))]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return i.cast(_dot(i, [i.cast(v, held) for v in p[:n]], p[n:]), dtype)
+        return i.cast(_dot(i, [i.cast(v, acc) for v in p[:n]], p[n:]), dtype)
 
     result = TensorType(dtype, tuple(par.values()))
     return mapped(b, [*[x] * n, *[entries] * n], result, par, reads, body, [*[fill] * n, *[None] * n])
