@@ -19,7 +19,7 @@ from tilewright.costmodel.kernels.bound_terms import SPECIFIED, Assumptions
 from tilewright.costmodel.kernels.geometry import Geometry, contract_geometry
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem, Problem
-from tilewright.costmodel.kernels.windows import FloatArray
+from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 
 LOCAL_TERMS = ("TQ", "WB", "LANE", "SMB", "ISS", "RATE")
 """Terms of one multiprocessor, which multiply; the others bound the whole device on their own."""
@@ -51,6 +51,11 @@ class BoundArrays:
         """The bound of one point with its limiting term."""
         ub, seconds = float(self.ub[index]), float(self.seconds[index])
         return Bound(ub, seconds, self._limiting(index, seconds))
+
+    def take(self, chosen: IntArray) -> BoundArrays:
+        """The bounds of the points selected by an index array."""
+        terms = {name: column[chosen] for name, column in self.terms.items()}
+        return BoundArrays(self.ub[chosen], self.seconds[chosen], terms, self.launch_floor_s)
 
     def _limiting(self, index: int, seconds: float) -> str:
         if self.ub[index] == 0.0:

@@ -49,7 +49,7 @@ def likely_contract(
     Neighbours that differ only in the shape of the block have nearly the same estimate; measuring one of them
     leaves room for different ones.
     """
-    space, bounds, estimates = _evaluate(problem, hardware, limits)
+    space, bounds, estimates = legal_points(problem, hardware, limits)
     chosen: list[ParameterChoice[ContractParameters]] = []
     seen: set[tuple[int, ...]] = set()
     for i in np.lexsort((bounds.seconds, estimates)):
@@ -71,13 +71,13 @@ def choose_contract(
 
     Raises InputError where no point fits the device and the limits.
     """
-    space, bounds, estimates = _evaluate(problem, hardware, limits)
+    space, bounds, estimates = legal_points(problem, hardware, limits)
     fastest = np.flatnonzero(estimates == estimates.min())
     return _choice(space, bounds, estimates, int(fastest[np.argmin(bounds.seconds[fastest])]))
 
 
-def _evaluate(
-    problem: ContractProblem, hardware: Hardware, limits: SpaceLimits
+def legal_points(
+    problem: ContractProblem, hardware: Hardware, limits: SpaceLimits = DEFAULT_LIMITS
 ) -> tuple[ContractSpace, BoundArrays, FloatArray]:
     """The legal part of the production space with bounds and estimates."""
     space = production_space(problem, hardware, limits)
@@ -88,9 +88,7 @@ def _evaluate(
         raise InputError(
             f"no legal implementation parameters of {problem} on {hardware.name} within {limits}"
         )
-    columns = {name: column[legal] for name, column in bounds.terms.items()}
-    kept = BoundArrays(bounds.ub[legal], bounds.seconds[legal], columns, bounds.launch_floor_s)
-    return space.take(legal), kept, estimates[legal]
+    return space.take(legal), bounds.take(legal), estimates[legal]
 
 
 def _choice(

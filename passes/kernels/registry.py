@@ -20,7 +20,7 @@ from tilewright.passes.kernels.decision import (
     decision_of,
     has_parameters,
 )
-from tilewright.passes.kernels.template import Choices, KernelTemplate
+from tilewright.passes.kernels.template import Choices, Joined, KernelTemplate
 
 _TEMPLATES: dict[str, KernelTemplate] = {}
 _CHOICES: dict[int, Choices] = {}
@@ -50,6 +50,12 @@ def choices_in_order() -> tuple[Choices, ...]:
     """How families choose, in the order in which they are asked."""
     _load()
     return tuple(_CHOICES[precedence] for precedence in sorted(_CHOICES))
+
+
+def joined_templates() -> tuple[tuple[KernelTemplate, Joined], ...]:
+    """The templates of kernels that join several, in the order in which they are asked."""
+    found = [(t, t.joined) for t in templates() if t.joined is not None]
+    return tuple(sorted(found, key=lambda f: f[1].precedence))
 
 
 def templates() -> tuple[KernelTemplate, ...]:

@@ -7,10 +7,35 @@ from dataclasses import dataclass
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import AttrRecord, Func, Op
+from tilewright.passes.kernels.engine_points import SearchedEngine
 from tilewright.passes.kernels.weight_order import WeightOrder
 
 #: a tensor-level kernel and the device it is for, to kernels with other parameters
 Variants = Callable[[Func, Hardware], list[Func]]
+
+
+#: a kernel, its contraction, the device, and bytes of its operands that every run brings from DRAM, to
+#: points; None where the engine cannot compute it. Raises InputError where no point fits the device.
+Engine = Callable[[Func, Op, Hardware, float], SearchedEngine | None]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """How a family takes part in the choice for a kernel that joins several.
+
+    All are asked, by `precedence`; the first of those with the smallest estimate decides.
+    """
+
+    #: no two families have the same
+    precedence: int
+    #: the kernel with its decision; None where the family refuses it
+    choose: Callable[[Func, Hardware], Func | None]
+    #: whether a kernel that the family refuses could be a part of one that it takes
+    may_grow: Callable[[Func], bool]
+    #: the ops that shape the stages of a kernel (`contract-reduce-map-contract`)
+    anchors: Callable[[Func], str]
+    #: whether a kernel keeps its intermediates in registers, which an option of chain-kernels demands
+    keeps_registers: bool
 
 
 @dataclass(frozen=True)
@@ -34,13 +59,11 @@ class KernelTemplate:
     prefetches_weights: bool
     #: the dtype to which a kernel may round its float32 factors; None where it never rounds
     rounds_to: str | None
-    #: the ops that shape the stages of a kernel which joins several (`contract-reduce-map-contract`); None
-    #: where kernels of this template are never joined ones
-    anchors: Callable[[Func], str] | None
-    #: whether a joined kernel keeps its intermediates in registers, which an option of chain-kernels demands
-    keeps_registers: bool
-    #: whether the tuner searches all points of all engines that can compute the kernel's contraction
-    searches_engines: bool
+    #: how the family takes part in the choice for kernels that join several; None where it never does
+    joined: Joined | None
+    #: all points of this template for a contraction, which the tuner searches with those of all such
+    #: templates, in the order of names; None where it is no engine for contractions
+    engine: Engine | None
     #: values of parameters among which the tuner tries the neighbours of the model's choice
     neighbours: Mapping[str, tuple[int, ...]]
     #: the kernel, then kernels with other parameters that are worth a measurement; None where there are none
@@ -56,7 +79,7 @@ class KernelTemplate:
 
 @dataclass(frozen=True)
 class Choices:
-    """How a family takes part in the choice for a kernel on its own; joined kernels are chosen elsewhere.
+    """How a family takes part in the choice for a kernel on its own; see `Joined` for others.
 
     Families are asked by `precedence`, the least first, and the first one that does not refuse decides.
     """

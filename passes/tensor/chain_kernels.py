@@ -11,10 +11,8 @@ from math import inf
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.kernels.attention.choice import may_become_attention
-from tilewright.passes.kernels.chain.choice import ChosenChain, choose_chain
 from tilewright.passes.kernels.decision import estimate_of
-from tilewright.passes.kernels.registry import chosen_template
+from tilewright.passes.kernels.registry import chosen_template, joined_templates
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
 from tilewright.passes.tensor.chains.merge import callee_of
@@ -49,10 +47,10 @@ def chain_kernels(
         return module
     model = _Model(ctx, hardware, attention)
     wanted = partial(_possible, only=only)
-    candidates = ChainSearch(module, model.choose, model.seconds, wanted, may_become_attention)
+    candidates = ChainSearch(module, model.choose, model.seconds, wanted, _may_grow)
     found = [
         c for c in candidates.all()
-        if _wanted(anchors(c.chosen.kernel), only) and _taken(c, when, attention)
+        if _wanted(anchors(c.chosen), only) and _taken(c, when, attention)
     ]  # fmt: skip
     taken = _disjoint(found, registers_first=attention == "always")
     return _replaced(module, taken) if taken else module
@@ -70,15 +68,42 @@ def _possible(ops: Counter[str], only: str) -> bool:
 
 def _taken(c: ChainCandidate, when: str, attention: str) -> bool:
     """Whether a chain is asked for, or pays."""
-    if when == "always" or (attention == "always" and chosen_template(c.chosen.kernel).keeps_registers):
+    if when == "always" or (attention == "always" and _in_registers(c.chosen)):
         return True
-    return c.chosen.estimate_s < CLEARLY * c.separate_s
+    return estimate_of(c.chosen) < CLEARLY * c.separate_s
 
 
 def anchors(kernel: Func) -> str:
     """The ops that shape the stages of a chain, in order: `contract-reduce-map-contract`."""
-    found = chosen_template(kernel).anchors
-    return "" if found is None else found(kernel)
+    joined = chosen_template(kernel).joined
+    return "" if joined is None else joined.anchors(kernel)
+
+
+def choose_joined(kernel: Func, hardware: Hardware, attention: str = "auto") -> Func | None:
+    """The kernel as the template of joined kernels that the model finds fastest; None where none is legal.
+
+    attention: templates that keep intermediates in registers are taken `always` where one is legal, `never`,
+    or `auto`.
+    """
+    found = []
+    for _, joined in joined_templates():
+        if attention == "never" and joined.keeps_registers:
+            continue
+        chosen = joined.choose(kernel, hardware)
+        if chosen is not None and attention == "always" and joined.keeps_registers:
+            return chosen
+        found += [chosen] if chosen is not None else []
+    return min(found, key=estimate_of, default=None)
+
+
+def _may_grow(kernel: Func) -> bool:
+    """Whether a kernel that no template takes could be a part of one that is taken."""
+    return any(joined.may_grow(kernel) for _, joined in joined_templates())
+
+
+def _in_registers(kernel: Func) -> bool:
+    joined = chosen_template(kernel).joined
+    return joined is not None and joined.keeps_registers
 
 
 class _Model:
@@ -86,15 +111,14 @@ class _Model:
 
     def __init__(self, ctx: PassContext, hardware: Hardware, attention: str = "auto") -> None:
         self.ctx, self.hardware, self.attention = ctx, hardware, attention
-        self.chosen: dict[str, ChosenChain | None] = {}
+        self.chosen: dict[str, Func | None] = {}
 
-    def choose(self, kernel: Func) -> ChosenChain | None:
+    def choose(self, kernel: Func) -> Func | None:
         """The chain this kernel becomes, in its canonical dimensions."""
         text = kernel_text(kernel)
         if text not in self.chosen:
-            self.chosen[text] = choose_chain(
-                self.ctx.estimator.canonical(kernel, self.ctx), self.hardware, self.attention
-            )
+            canonical = self.ctx.estimator.canonical(kernel, self.ctx)
+            self.chosen[text] = choose_joined(canonical, self.hardware, self.attention)
         return self.chosen[text]
 
     def seconds(self, kernel: Func) -> float:
@@ -117,7 +141,7 @@ def _disjoint(found: Sequence[ChainCandidate], *, registers_first: bool) -> list
     used: set[int] = set()
 
     def rank(c: ChainCandidate) -> tuple[bool, float]:
-        return registers_first and not chosen_template(c.chosen.kernel).keeps_registers, -c.gain_s
+        return registers_first and not _in_registers(c.chosen), -c.gain_s
 
     for c in sorted(found, key=rank):
         calls = set(map(id, c.calls))
@@ -137,7 +161,7 @@ def _replaced(module: Module, taken: Sequence[ChainCandidate]) -> Module:
     for op in module.main.body.ops:
         if id(op) in last:
             c = last[id(op)]
-            kernel = replace(c.chosen.kernel, name=numbered(c.chosen.kernel.name, names))
+            kernel = replace(c.chosen, name=numbered(c.chosen.name, names))
             names.add(kernel.name)
             kernels.append(kernel)
             ops.append(_call(kernel, c.arguments, c.returned, op))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
-from tilewright.costmodel.kernels.parameters import ContractParameters
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op
 from tilewright.measuring.repeated_plan import streamed_bytes
-from tilewright.passes.kernels.contract.choice import contract_variant
 from tilewright.passes.kernels.decision import (
     bound_of,
     chosen_for,
@@ -25,22 +21,15 @@ from tilewright.passes.kernels.decision import (
     text_of,
     with_parameters,
 )
-from tilewright.passes.kernels.kernel_problem import contract_problem
-from tilewright.passes.kernels.matrix.choice import has_tensor_cores, matrix_variant
-from tilewright.passes.kernels.matrix.parameters import MatrixParameters
-from tilewright.passes.kernels.matrix.problem import matrix_problem
-from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
-from tilewright.passes.kernels.registry import template_of
+from tilewright.passes.kernels.engine_points import SearchedEngine, merged_order
+from tilewright.passes.kernels.registry import template_of, templates
 from tilewright.passes.tensor.choose_parameters import least_s
-from tilewright.tuning.kernels.search_points import EnginePoints, contract_points, matrix_points, merged_order
 
 #: steps from the model's choice along one parameter
 _REACH = 1
 _DATA_DEPENDENT = frozenset({"tensor.gather", "tensor.scatter", "tensor.scan"})
 #: parameters of a point by name, as records keep them
 Named = Mapping[str, object]
-
-_Engine = tuple[EnginePoints[Any], Callable[[int], Func]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +58,8 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
 
     cold: positions of parameters that are weights which the timing loop brings from DRAM in every run.
 
-    Contractions have one, of both engines where the tensor cores can compute them: the lanes' and theirs; map
-    and window kernels on GPUs have the neighbours of the model's choice, attention in registers its tiles.
+    Contractions have one, of all engines that can compute them; other templates name neighbours of the
+    model's choice on GPUs, or variants, that are worth a measurement.
     """
     if found := _neighbours(kernel, hardware):
         return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
@@ -79,7 +68,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
         return None
     if template.variants is not None and (variants := template.variants(kernel, hardware)):
         return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
-    if not template.searches_engines or not has_parameters(kernel):
+    if template.engine is None or not has_parameters(kernel):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))
@@ -118,11 +107,14 @@ def _listed(variants: Sequence[Func], least: Sequence[float]) -> SearchSpace:
 
 
 def _space(
-    kernel: Func, engines: list[_Engine], order: IntArray, least: FloatArray, estimates: FloatArray
+    kernel: Func, engines: list[SearchedEngine], order: IntArray, least: FloatArray, estimates: FloatArray
 ) -> SearchSpace:
     def variant(i: int) -> Func:
         engine, point = order[i]
-        return kernel if engine < 0 else engines[engine][1](int(point))
+        if engine < 0:
+            return kernel
+        points, make = engines[engine]
+        return make(points.choice(int(point)))
 
     def named(i: int) -> Named:
         engine, point = order[i]
@@ -147,21 +139,13 @@ def _space(
     return SearchSpace(kernel, least, estimates, variant, named, found, described)
 
 
-def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[_Engine]:
+def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[SearchedEngine]:
     """The engines that can compute a contraction, each with what makes a kernel of its points."""
-    found: list[_Engine] = []
     try:
-        lanes = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed)
-        found.append((lanes, partial(_on_lanes, kernel, op, hardware, lanes)))
+        found = [t.engine(kernel, op, hardware, streamed) for t in templates() if t.engine is not None]
     except InputError:  # of parameters that somebody gave: the device fits no others
         return []
-    view = matrix_view(kernel, op)
-    if view is not None:
-        problem = matrix_problem(kernel, view)
-        if has_tensor_cores(hardware, problem):
-            cores = matrix_points(problem, hardware, streamed_bytes=streamed)
-            found.append((cores, partial(_on_cores, kernel, view, cores)))
-    return [(points, make) for points, make in found if len(points)]
+    return [engine for engine in found if engine is not None and len(engine[0])]
 
 
 def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -> float:
@@ -174,20 +158,10 @@ def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -
     return streamed_bytes(weights.tensor.nbytes, total, hardware)
 
 
-def _on_lanes(
-    kernel: Func, op: Op, hardware: Hardware, points: EnginePoints[ContractParameters], i: int
-) -> Func:
-    return contract_variant(kernel, op, points.choice(i), hardware)
-
-
-def _on_cores(kernel: Func, view: MatrixView, points: EnginePoints[MatrixParameters], i: int) -> Func:
-    return matrix_variant(kernel, view, points.choice(i))
-
-
-def _start(kernel: Func, engines: list[_Engine]) -> tuple[int, int] | None:
+def _start(kernel: Func, engines: list[SearchedEngine]) -> tuple[int, int] | None:
     """Engine and point of the kernel's parameters, where they are the model's choice of one."""
     for e, (points, make) in enumerate(engines):
-        if chosen_for(make(points.likeliest)).parameters == chosen_for(kernel).parameters:
+        if chosen_for(make(points.choice(points.likeliest))).parameters == chosen_for(kernel).parameters:
             return e, points.likeliest
     return None
 

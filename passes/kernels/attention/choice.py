@@ -83,6 +83,14 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     return sorted((p for p in found if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 
+def choose_attention(kernel: Func, hardware: Hardware) -> Func | None:
+    """The kernel as attention with the parameters of the smallest estimate; None where it is none."""
+    points = attention_points(kernel, hardware)
+    if not points or not isinstance(hardware, GpuHardware):
+        return None
+    return attention_variant(kernel, points[0], hardware, len(points))
+
+
 def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
     """An attention kernel, and those with other parameters of the smallest estimates, to be measured."""
     if not isinstance(hardware, GpuHardware):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from tilewright.passes.kernels.attention.choice import attention_variants
+from tilewright.passes.kernels.attention.choice import (
+    attention_variants,
+    choose_attention,
+    may_become_attention,
+)
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.registry import register_template
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Joined, KernelTemplate
 
 register_template(
     KernelTemplate(
@@ -16,9 +20,14 @@ register_template(
         weight_order=None,
         prefetches_weights=False,
         rounds_to="tf32",
-        anchors=lambda kernel: "contract-reduce-reduce-contract",
-        keeps_registers=True,
-        searches_engines=False,
+        joined=Joined(
+            precedence=10,
+            choose=choose_attention,
+            may_grow=may_become_attention,
+            anchors=lambda kernel: "contract-reduce-reduce-contract",
+            keeps_registers=True,
+        ),
+        engine=None,
         neighbours={},
         variants=attention_variants,
         candidates=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from math import log, prod
 
@@ -11,7 +10,6 @@ from tilewright.costmodel import CpuHardware, GpuHardware, Hardware, load_hardwa
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func, Sizes, UnsupportedError
 from tilewright.ir.tensor.ops import REDUCING, dims
-from tilewright.passes.kernels.attention.choice import attention_points, attention_variant
 from tilewright.passes.kernels.chain.parameters import MAX_LANES, ChainParameters
 from tilewright.passes.kernels.chain.problem import chain_work, reduced_length
 from tilewright.passes.kernels.chain.stages import Chain, chain_of, stages_of
@@ -31,38 +29,7 @@ STAGE_BYTES = (16384, 40960)
 REFERENCE = "cuda:sm_90a"
 
 
-@dataclass(frozen=True)
-class ChosenChain:
-    """A chain kernel with parameters, and its estimated seconds."""
-
-    kernel: Func
-    estimate_s: float
-
-
-def choose_chain(kernel: Func, hardware: Hardware, attention: str = "auto") -> ChosenChain | None:
-    """The kernel as attention on tensor cores or as a chain of stages, whichever the model finds faster.
-
-    None where neither is legal. attention: `always` where it is legal, `never`, or `auto`.
-    """
-    registers = None if attention == "never" else _attention(kernel, hardware)
-    if registers is not None and attention == "always":
-        return registers
-    staged = _staged(kernel, hardware)
-    if registers is None or staged is None:
-        return registers or staged
-    return min(registers, staged, key=lambda c: c.estimate_s)
-
-
-def _attention(kernel: Func, hardware: Hardware) -> ChosenChain | None:
-    """The kernel as attention with the parameters of the smallest estimate; None where it is none."""
-    points = attention_points(kernel, hardware)
-    if not points or not isinstance(hardware, GpuHardware):
-        return None
-    best = attention_variant(kernel, points[0], hardware, len(points))
-    return ChosenChain(best, points[0].estimate_s)
-
-
-def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
+def choose_chain(kernel: Func, hardware: Hardware) -> Func | None:
     """The kernel as a chain with the parameters of the smallest estimate; None where none is legal.
 
     A kernel is illegal as a chain where its stages do not fit shared memory or registers for any tile, where
@@ -90,8 +57,7 @@ def _staged(kernel: Func, hardware: Hardware) -> ChosenChain | None:
         return None
     estimate, plan, work = min(found, key=lambda f: f[0])
     bound = bound_chain(work, gpu)
-    choice = ParameterChoice(plan, bound, estimate, len(found))
-    return ChosenChain(decided(kernel, "chain", choice), estimate)
+    return decided(kernel, "chain", ParameterChoice(plan, bound, estimate, len(found)))
 
 
 def _promising(kernel: Func, extents: Mapping[str, int], gpu: GpuHardware) -> list[Chain]:

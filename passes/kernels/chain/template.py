@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tilewright.ir import Func
+from tilewright.passes.kernels.chain.choice import choose_chain
 from tilewright.passes.kernels.chain.lowering import lower_chain
 from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.stages import stages_of
 from tilewright.passes.kernels.registry import register_template
-from tilewright.passes.kernels.template import KernelTemplate
+from tilewright.passes.kernels.template import Joined, KernelTemplate
 
 
 def _anchors(kernel: Func) -> str:
@@ -22,9 +23,14 @@ register_template(
         weight_order=None,
         prefetches_weights=False,
         rounds_to=None,
-        anchors=_anchors,
-        keeps_registers=False,
-        searches_engines=False,
+        joined=Joined(
+            precedence=20,
+            choose=choose_chain,
+            may_grow=lambda kernel: False,
+            anchors=_anchors,
+            keeps_registers=False,
+        ),
+        engine=None,
         neighbours={},
         variants=None,
         candidates=None,

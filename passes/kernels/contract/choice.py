@@ -9,16 +9,18 @@ from math import gcd
 import numpy as np
 
 from tilewright.costmodel import ContractParameters, CpuHardware, Hardware, choose_contract, likely_contract
-from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.bound import contract_bound, global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
-from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.costmodel.kernels.choose import ParameterChoice, legal_points
 from tilewright.costmodel.kernels.geometry import vector_width
+from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.ir import AttrRecord, Func, Op, Sizes
 from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.warp_shape import warp_shape
 from tilewright.passes.kernels.decision import decided, parameters_of
+from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
 from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles, ops_named
 from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
@@ -102,6 +104,26 @@ def _private_step(op: Op, channel: str, step: Mapping[str, int], thread: Mapping
     if one is None:
         return domain(op)[channel]
     return max(1, PRIVATE_TILE_BYTES // (one.size * itemsize(op.operands[0].tensor.dtype)))
+
+
+def contract_points(
+    problem: ContractProblem, hardware: Hardware, *, streamed_bytes: float = 0.0
+) -> EnginePoints[ContractParameters]:
+    """Every legal point of ordinary lanes; raises InputError where there is none.
+
+    streamed_bytes: what of its operands comes from DRAM in every run of the timing loop.
+    """
+    s, cold, estimates = legal_points(problem, hardware)
+    warm = contract_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
+    kinds = (s.n_t, s.k_t, s.h_t, s.w_t, s.threads, s.stages)
+    likeliest = int(np.lexsort((cold.seconds, estimates))[0])
+    return EnginePoints("lanes", problem, s, cold, warm.seconds, estimates, kinds, likeliest)
+
+
+def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine:
+    """The points of ordinary lanes for a contraction, and what makes a kernel of one."""
+    points = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed_bytes)
+    return points, lambda choice: contract_variant(kernel, op, choice, hardware)
 
 
 def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from tilewright.costmodel import ContractParameters
-from tilewright.passes.kernels.contract.choice import choose_lanes, contract_candidates, least_lanes_s
+from tilewright.passes.kernels.contract.choice import (
+    choose_lanes,
+    contract_candidates,
+    lanes_engine,
+    least_lanes_s,
+)
 from tilewright.passes.kernels.contract.lowering import lower_contract
 from tilewright.passes.kernels.contract.weights import columns_last
 from tilewright.passes.kernels.registry import register_choices, register_template
@@ -17,9 +22,8 @@ CONTRACT = register_template(
         weight_order=columns_last,
         prefetches_weights=True,
         rounds_to=None,
-        anchors=None,
-        keeps_registers=False,
-        searches_engines=True,
+        joined=None,
+        engine=lanes_engine,
         neighbours={},
         variants=None,
         candidates=contract_candidates,

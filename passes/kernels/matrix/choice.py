@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeGuard
 
@@ -12,9 +13,10 @@ from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, 
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice
-from tilewright.costmodel.kernels.windows import FloatArray
+from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, Op
 from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
 from tilewright.passes.kernels.kernel_problem import contract_problem, ops_named
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
@@ -89,6 +91,32 @@ def on_tensor_cores_of(
 def matrix_variant(kernel: Func, view: MatrixView, choice: ParameterChoice[MatrixParameters]) -> Func:
     """A contraction kernel on tensor cores with these parameters."""
     return decided(kernel, "matrix", choice, parameters_for(view, choice.parameters))
+
+
+def matrix_points(
+    problem: MatrixProblem, hardware: GpuHardware, *, streamed_bytes: float = 0.0
+) -> EnginePoints[MatrixParameters]:
+    """Every legal point of the tensor cores, as `contract_points`; raises InputError without any."""
+    space, bounds, estimates = _evaluate(problem, hardware)
+    legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
+    s, cold, estimates = space.take(legal), bounds.take(legal), estimates[legal]
+    warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
+    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups)
+    likeliest = best_point(s, cold, estimates) if len(s) else -1
+    return EnginePoints("tensor cores", problem, s, cold, warm.seconds, estimates, kinds, likeliest)
+
+
+def cores_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine | None:
+    """The points of the tensor cores for a contraction, and what makes a kernel of one.
+
+    None where they cannot compute it.
+    """
+    cores = on_tensor_cores_of(kernel, op, hardware)
+    if cores is None:
+        return None
+    view, problem, gpu = cores
+    points = matrix_points(problem, gpu, streamed_bytes=streamed_bytes)
+    return points, lambda choice: matrix_variant(kernel, view, choice)
 
 
 def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.passes.kernels.matrix.choice import choose_cores, least_cores_s
+from tilewright.passes.kernels.matrix.choice import choose_cores, cores_engine, least_cores_s
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.weights import channel_last
@@ -17,9 +17,8 @@ register_template(
         weight_order=channel_last,
         prefetches_weights=False,
         rounds_to="tf32",
-        anchors=None,
-        keeps_registers=False,
-        searches_engines=True,
+        joined=None,
+        engine=cores_engine,
         neighbours={},
         variants=None,
         candidates=None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir import Func, Module, Op, Value
-from tilewright.passes.kernels.chain.choice import ChosenChain
+from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
 
@@ -24,7 +24,7 @@ class ChainCandidate:
     """Calls of @main that could be one kernel, in program order; values it is called with and returns."""
 
     calls: tuple[Op, ...]
-    chosen: ChosenChain
+    chosen: Func
     arguments: tuple[Value, ...]
     returned: tuple[Value, ...]
     separate_s: float
@@ -32,7 +32,7 @@ class ChainCandidate:
     @property
     def gain_s(self) -> float:
         """Estimated seconds saved."""
-        return self.separate_s - self.chosen.estimate_s
+        return self.separate_s - estimate_of(self.chosen)
 
 
 class ChainSearch:
@@ -46,7 +46,7 @@ class ChainSearch:
     def __init__(
         self,
         module: Module,
-        choose: Callable[[Func], ChosenChain | None],
+        choose: Callable[[Func], Func | None],
         seconds: Callable[[Func], float],
         wanted: Callable[[Counter[str]], bool] = bool,
         unfinished: Callable[[Func], bool] = lambda kernel: False,
@@ -99,7 +99,7 @@ class ChainSearch:
             calls = grown
             if found is not None:
                 yield found
-                if found.chosen.estimate_s > HOPELESS * found.separate_s and not unfinished:
+                if estimate_of(found.chosen) > HOPELESS * found.separate_s and not unfinished:
                     return
 
     def _latest(self, calls: Sequence[Op], refused: set[int]) -> Op | None:

@@ -23,7 +23,10 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON, SPECIFIED
 from tilewright.costmodel.kernels.geometry import resident_blocks
 from tilewright.devices.targets import resolve_target
+from tilewright.passes.kernels.contract.choice import contract_points
+from tilewright.passes.kernels.engine_points import EnginePoints
 from tilewright.passes.kernels.matrix.bound import matrix_bound, tensor_fma
+from tilewright.passes.kernels.matrix.choice import matrix_points
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     ahead_of,
@@ -33,7 +36,6 @@ from tilewright.passes.kernels.matrix.space import (
     shared_bytes,
 )
 from tilewright.passes.kernels.window.space import choose_tiles
-from tilewright.tuning.kernels.search_points import Points, contract_points, matrix_points
 from tilewright.tuning.report import check_program, violation_of
 
 NOISE = 0.02
@@ -132,7 +134,7 @@ def product_rows(product: MatrixProblem) -> RowReduceProblem:
     return RowReduceProblem(product.m, product.channel, 4 * words, 4 * words, 5 * words)
 
 
-def in_flight_share(points: Points, problem: MatrixProblem) -> np.ndarray:
+def in_flight_share(points: EnginePoints, problem: MatrixProblem) -> np.ndarray:
     """LITTLE: what blocks may have on its way at a time over a latency, against what a peak rate needs."""
     s = points.space
     fits = resident_blocks(

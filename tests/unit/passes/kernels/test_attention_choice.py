@@ -17,8 +17,9 @@ from tilewright.passes.kernels.attention.choice import attention_points, may_bec
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
-from tilewright.passes.kernels.chain.choice import choose_chain
+from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.pipelines import official_stages
+from tilewright.passes.tensor.chain_kernels import choose_joined
 from tilewright.tuning.kernels.search_space import search_space
 
 H100 = load_hardware("cuda:sm_90a")
@@ -60,13 +61,13 @@ def test_bert_is_faster_in_registers_than_stage_by_stage():
     """96 heads of 128 tokens take less than half of a chain of stages, which does not fit for 768 heads."""
     for heads, fits in ((96, True), (768, False)):
         kernel = sized(heads, 128, 64)
-        chosen, staged = choose_chain(kernel, H100), choose_chain(kernel, H100, "never")
+        chosen, staged = choose_joined(kernel, H100), choose_joined(kernel, H100, "never")
         assert chosen is not None
-        assert template(chosen.kernel) == "attention"
+        assert template(chosen) == "attention"
         assert (staged is not None) == fits
         if staged is not None:
-            assert staged.estimate_s > 2 * chosen.estimate_s
-    assert 10e-6 < chosen.estimate_s < 30e-6
+            assert estimate_of(staged) > 2 * estimate_of(chosen)
+    assert 10e-6 < estimate_of(chosen) < 30e-6
 
 
 def test_few_heads_get_small_blocks():
@@ -135,9 +136,9 @@ def test_options_are_checked(bert):
     with pytest.raises(InputError, match="expected attention among auto, always, never"):
         kernels(bert_block(), "sometimes")
     assert in_registers(bert)
-    staged = choose_chain(attention(), H100, "never")
+    staged = choose_joined(attention(), H100, "never")
     assert staged is not None
-    assert template(staged.kernel) == "chain"
+    assert template(staged) == "chain"
 
 
 def test_libraries_still_find_their_place(bert):
@@ -151,13 +152,13 @@ def test_libraries_still_find_their_place(bert):
 
 def test_search_measures_other_tiles():
     """Point 0 is the model's choice; points are found by their names again."""
-    chosen = choose_chain(sized(768, 128, 64), H100)
+    chosen = choose_joined(sized(768, 128, 64), H100)
     assert chosen is not None
-    space = search_space(chosen.kernel, H100)
+    space = search_space(chosen, H100)
     assert space is not None
     assert 8 <= len(space) <= 25
     variants = [space.variant(i) for i in range(len(space))]
-    assert variants[0] is chosen.kernel
+    assert variants[0] is chosen
     assert len({str(parameters(f)) for f in variants}) == len(variants)
     assert all(isinstance(parameters(f), AttentionParameters) for f in variants)
     assert (space.least_s <= space.estimates_s).all()
