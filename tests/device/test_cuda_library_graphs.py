@@ -120,8 +120,8 @@ NORM = """module @m {{
       %f = scalar.fma({square}, {square}, %d) : f32
       scalar.yield(%f)
     }}
-    %y = tensor.map(%x, %w, %b, %m1, %v0, par = (i: 40, j: 768), reads = [[i, j], [j], [j], [i], [i]]) : {o}[40, 768] {{
-      ^(%a: f32, %c: f32, %d: f32, %e: f32, %f: f32)
+    %y = tensor.map(%x, %w, {bias}%m1, %v0, par = (i: 40, j: 768), reads = [[i, j], [j], {at}[i], [i]]) : {o}[40, 768] {{
+      ^(%a: f32, %c: f32, {element}%e: f32, %f: f32)
       %g = scalar.const(value = 768.0, dtype = "f32") : f32
       %h = scalar.div(%f, %g) : f32
       %i = scalar.const(value = 1e-05, dtype = "f32") : f32
@@ -130,8 +130,7 @@ NORM = """module @m {{
       %l = scalar.sub(%a, %e) : f32
       %m = scalar.mul({value}, %k) : f32
       %n = scalar.mul(%m, %c) : f32
-      %o = scalar.add(%n, %d) : f32
-      %p = scalar.cast({last}, dtype = "{o}") : {o}
+{add}      %p = scalar.cast({last}, dtype = "{o}") : {o}
       scalar.yield(%p)
     }}
     tensor.return(%y)
@@ -139,8 +138,9 @@ NORM = """module @m {{
 }}
 """  # noqa: E501
 COMMON = {"divisor": "768.0", "keep": "0.0", "mean": "%d"}
-LAYER = COMMON | {"square": "%e", "value": "%l", "last": "%o"}
-RMS = COMMON | {"square": "%a", "value": "%a", "last": "%n"}
+LAYER = COMMON | {"square": "%e", "value": "%l", "last": "%o", "bias": "%b, ", "at": "[j], ",
+                  "element": "%d: f32, ", "add": "      %o = scalar.add(%n, %d) : f32\n"}  # fmt: skip
+RMS = COMMON | {"square": "%a", "value": "%a", "last": "%n", "bias": "", "at": "", "element": "", "add": ""}
 GELU = """module @m {{
   tensor.func @k(%x: {t}[64, 96], %w: {t}[96, 128], %v: {t}[128]) -> {t}[64, 128] {{
     %y0 = tensor.contract(%x, %w, par = (m: 64, k: 128), red = (c: 96), reads = [[m, c], [c, k]]) : f32[64, 128] FMA
