@@ -88,9 +88,9 @@ def _programs(
     """The programs of the first of these ways for which there are any."""
     for call in calls:
         prepared: Module | None = None
-        for found in device.library_kernels(call.provider, call.problem, workspace_bytes):
+        for algorithm in device.library_kernels(call.provider, call.problem, workspace_bytes):
             prepared = prepared or _with_parameters(program_around(call.kernel or kernel, call), hardware)
-            yield with_kernel(prepared, found, cost_of(kernel))
+            yield with_kernel(prepared, algorithm, cost_of(kernel))
         if prepared is not None:
             return
 
@@ -135,30 +135,30 @@ def products_in(kernel: Func) -> list[LibraryCall]:
     contract = _only_contract(kernel)
     if contract is None:
         return []
-    found = [
+    calls = [
         _call(kernel, contract, product.first, x, "cublaslt")
         for product in products_of(contract)
         for x in absorbed(kernel, contract, product)
     ]
-    return [call for call in found if call is not None]
+    return [call for call in calls if call is not None]
 
 
 def convolutions_in(kernel: Func) -> list[LibraryCall]:
     """The ways to leave a convolution to cuDNN, those that take most ops along first."""
     contract = _only_contract(kernel)
-    found = convolution_of(contract) if contract is not None else None
-    if contract is None or found is None:
+    convolution = convolution_of(contract) if contract is not None else None
+    if contract is None or convolution is None:
         return []
-    taps = found.problem.b.dims[2:] != (1, 1) or found.problem.strides != (1, 1)
-    if found.problem.a.dims[1] != found.problem.b.dims[1] and not taps:
+    taps = convolution.problem.b.dims[2:] != (1, 1) or convolution.problem.strides != (1, 1)
+    if convolution.problem.a.dims[1] != convolution.problem.b.dims[1] and not taps:
         return []  # products of matrices side by side: a library of products has them
     weights: tuple[Op, ...] = ()
-    if not found.fits:
-        kernel, contract, rearranged = with_packed_weights(kernel, contract, found)
-        found, weights = convolution_of(contract), (rearranged,)
-        if found is None or not found.fits:
+    if not convolution.fits:
+        kernel, contract, rearranged = with_packed_weights(kernel, contract, convolution)
+        convolution, weights = convolution_of(contract), (rearranged,)
+        if convolution is None or not convolution.fits:
             return []
-    calls = [_call(kernel, contract, 0, x, "cudnn", weights) for x in absorbed(kernel, contract, found)]
+    calls = [_call(kernel, contract, 0, x, "cudnn", weights) for x in absorbed(kernel, contract, convolution)]
     return [call for call in calls if call is not None][::-1]
 
 
@@ -177,24 +177,29 @@ def _only_contract(kernel: Func) -> Op | None:
 
 
 def _call(
-    kernel: Func, contract: Op, first: int, found: Absorbed, provider: str, weights: tuple[Op, ...] = ()
+    kernel: Func,
+    contract: Op,
+    first: int,
+    match: Absorbed,
+    provider: str,
+    weights: tuple[Op, ...] = (),
 ) -> LibraryCall | None:
     """The call that computes what was found; None where its arguments cannot be told apart."""
-    if found.widened and found.bias is not None:
+    if match.widened and match.bias is not None:
         if weights:
             return None  # one kernel prepares one array
-        reader = next(op for op in found.ops if found.bias in op.operands)
-        kernel, fresh, widening = with_wide_bias(kernel, reader, found.bias)
-        ops = tuple(fresh if op is reader else op for op in found.ops)
-        found, weights = replace(found, ops=ops, bias=widening.result), (widening,)
-    operands = _operands(contract, first, found)
-    return LibraryCall(found.problem, operands, found.ops, provider, weights, kernel) if operands else None
+        reader = next(op for op in match.ops if match.bias in op.operands)
+        kernel, fresh, widening = with_wide_bias(kernel, reader, match.bias)
+        ops = tuple(fresh if op is reader else op for op in match.ops)
+        match, weights = replace(match, ops=ops, bias=widening.result), (widening,)
+    operands = _operands(contract, first, match)
+    return LibraryCall(match.problem, operands, match.ops, provider, weights, kernel) if operands else None
 
 
-def _operands(contract: Op, first: int, found: Absorbed) -> tuple[Value, ...]:
+def _operands(contract: Op, first: int, match: Absorbed) -> tuple[Value, ...]:
     """The arguments of a call; none where a value would play two roles except both factors."""
     factors = contract.operands[first], contract.operands[1 - first]
-    added = tuple(v for v in (found.bias, found.residual) if v is not None)
+    added = tuple(v for v in (match.bias, match.residual) if v is not None)
     return (*factors, *added) if len({*factors, *added}) == len(set(factors)) + len(added) else ()
 
 

@@ -175,16 +175,16 @@ class _Comparing:
                 continue
             at = group.constants(constants)
             generated = partial(timed_program, group.program(), at)
-            found = self._compared(group.fused, group.chosen, generated, at, len(group.sites), turn)
-            if found is not None and found.program is not None:
-                won[group] = found
+            compared = self._compared(group.fused, group.chosen, generated, at, len(group.sites), turn)
+            if compared is not None and compared.program is not None:
+                won[group] = compared
                 replaced |= calls_of_group
         return won
 
     def kernels(self, module: Module, done: Collection[str]) -> dict[str, Compared]:
         """By name what was measured of the other kernels."""
         constants, calls, known = constants_of(module), occurrences_of(module), KernelConstants(module)
-        found: dict[str, Compared] = {}
+        by_name: dict[str, Compared] = {}
         kernels = [f for f in module.funcs if f.name in calls and f.name not in done]
         weights = {f.name: calls[f.name] * _gain([f]) for f in kernels}
         turns = Turns(self._limit, weights.values())
@@ -192,10 +192,10 @@ class _Comparing:
             turn = turns.take(weights[f.name])
             at, kernel = constants[f.name], known.computed_in(f)
             generated = partial(kernel_program, f, at)
-            compared = self._compared(kernel, text_of(f), generated, at, calls[f.name], turn)
-            if compared is not None:
-                found[f.name] = compared
-        return found
+            result = self._compared(kernel, text_of(f), generated, at, calls[f.name], turn)
+            if result is not None:
+                by_name[f.name] = result
+        return by_name
 
     def _compared(
         self,

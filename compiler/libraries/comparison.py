@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.builders.cache import cache_key
-from tilewright.compilation.planning import constants_of, library_kernels
+from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Func, Module
 from tilewright.libraries.candidates import FINDERS, LibraryDevice, library_candidates, program_with
 from tilewright.libraries.matching.constants import with_true_constants
 from tilewright.libraries.weights import with_constant_weights
 from tilewright.measuring.budget import Budget
 from tilewright.measuring.kernel_program import with_random_constants
-from tilewright.measuring.measurer import Measurer
+from tilewright.measuring.measurer import Measurer, sample_of
 from tilewright.passes.kernels.decision import estimate_of, with_decision
 from tilewright.passes.kernels.registry import is_generated
-from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import DeviceError, DeviceLostError, DeviceMissingError, InputError
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.tuning.database.records import StoredChoice
@@ -33,10 +32,6 @@ GAIN = 1.02
 #: largest difference between two ways to compute one kernel, norm over norm, by element type of its factors;
 #: rounded to TF32, factors have the 11 significant bits of float16
 TOLERANCE = {"float32": 1e-4, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
-#: random numbers of an input until they repeat; a prime, so that no two rows are alike
-_PERIOD = 1_048_573
-#: elements of one result that are compared
-_SAMPLE = 1 << 20
 #: what a record of the database holds as it is
 _FIELDS = ("generated_s", "library_s", "candidates", "library", "whole", "fastest")
 
@@ -90,17 +85,23 @@ class Compared:
         try:
             data = json.loads(text)
             taken, failed = data.pop("kernel"), data.pop("failed")
-            found = Compared(kernel, occurrences, **data, taken=taken and LibraryKernel.from_json(taken))
+            compared = Compared(kernel, occurrences, **data, taken=taken and LibraryKernel.from_json(taken))
         except (ValueError, TypeError, KeyError, AttributeError, InputError):
             return None
-        if not set(data) <= set(_FIELDS) or not isinstance(found.fastest, dict) or type(failed) is not int:
+        if not set(data) <= set(_FIELDS) or not isinstance(compared.fastest, dict) or type(failed) is not int:
             return None
-        numbers = [found.generated_s, found.library_s, found.candidates, failed, *found.fastest.values()]
+        numbers = [
+            compared.generated_s,
+            compared.library_s,
+            compared.candidates,
+            failed,
+            *compared.fastest.values(),
+        ]
         sound = all(x is None or (type(x) in (int, float) and math.isfinite(x) and x >= 0) for x in numbers)
-        if not sound or not isinstance(found.library, str) or not isinstance(found.whole, bool):
+        if not sound or not isinstance(compared.library, str) or not isinstance(compared.whole, bool):
             return None
-        found.failed = ["in an earlier run"] * failed
-        return found
+        compared.failed = ["in an earlier run"] * failed
+        return compared
 
 
 class LibraryComparisons:
@@ -152,10 +153,10 @@ class LibraryComparisons:
         first = next(candidates, None)
         if first is None:
             return None
-        found = self._measured(kernel, generated(), chain([first], candidates), constants, calls, limit)
-        if found.generated_s > 0.0:  # else the device tells no times
-            database.put_choice(key, StoredChoice(found.to_json(), int(time.time())))
-        return found
+        result = self._measured(kernel, generated(), chain([first], candidates), constants, calls, limit)
+        if result.generated_s > 0.0:  # else the device tells no times
+            database.put_choice(key, StoredChoice(result.to_json(), int(time.time())))
+        return result
 
     def _measured(
         self,
@@ -221,7 +222,7 @@ class LibraryComparisons:
         (kernel,) = library_kernels(candidate).values()
         tolerance = TOLERANCE["tf32" if kernel.problem.tf32 else kernel.problem.dtype]
         for one, other in zip(expected, _outputs(self.measurer, candidate), strict=True):
-            a, b = _sample(one), _sample(other)
+            a, b = sample_of(one), sample_of(other)
             norm = float(np.linalg.norm(a)) or 1.0
             error = float(np.linalg.norm(a - b)) / norm
             if not error <= tolerance:
@@ -230,27 +231,10 @@ class LibraryComparisons:
 
 
 def _outputs(measurer: Measurer, module: Module) -> list[np.ndarray]:
-    """What a program gives for random inputs, the same for all programs with such inputs."""
+    """The results of a program for random inputs, the same for all programs with such inputs."""
     program = measurer.program(module)
     (plan,) = measurer.build([program])
-    rng = np.random.default_rng(2)
-    buffers = [plan.buffer_by_name[name] for name in plan.inputs]
-    arrays = [_random(rng, b.shape, DTYPES[b.dtype]) for b in buffers]
-    with measurer.device.load(plan, constants_of(plan, program.module.constants)) as loaded:
-        return loaded.run(arrays)
-
-
-def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Normally distributed numbers; in large arrays they repeat."""
-    size = int(np.prod(shape))
-    block = rng.standard_normal(min(size, _PERIOD), np.float32).astype(dtype)
-    return np.resize(block, shape)
-
-
-def _sample(array: np.ndarray) -> np.ndarray:
-    """A part of the elements of a large array, in float64; an odd step meets every row and column."""
-    flat = array.reshape(-1)
-    return flat[:: -(-flat.size // _SAMPLE) | 1].astype(np.float64)
+    return measurer.outputs(program, plan)
 
 
 def timed_program(program: Module, constants: Collection[int]) -> Module:

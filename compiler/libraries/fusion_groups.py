@@ -199,8 +199,8 @@ def split_sums(module: Module) -> list[FusionGroup]:
         fused = _joined_sum(module[first], module[second], position)
         if fused is None:
             continue
-        result, given = fused.result_types, module[second].result_types
-        fitting = tuple((a, b) for a, b in pairs if result == given or not returned & set(b.results))
+        result, types = fused.result_types, module[second].result_types
+        fitting = tuple((a, b) for a, b in pairs if result == types or not returned & set(b.results))
         if fitting:
             groups.append(_split_sum(module[first], module[second], position, fused, fitting))
     return groups

@@ -73,12 +73,12 @@ def outlined(name: str, ops: Sequence[Op], operands: Sequence[Value], results: S
 
 def _closure(ops: Sequence[Op], values: Sequence[Value]) -> set[Op]:
     """The ops that the values are computed by, directly or not."""
-    wanted, found = set(values), set()
+    needed, ops_needed = set(values), set()
     for op in reversed(ops):
-        if wanted & set(op.results):
-            found.add(op)
-            wanted.update(op.operands)
-    return found
+        if needed & set(op.results):
+            ops_needed.add(op)
+            needed.update(op.operands)
+    return ops_needed
 
 
 def _free(ops: Sequence[Op]) -> list[Value]:
@@ -128,11 +128,11 @@ def inlined(module: Module, programs: Mapping[str, Module]) -> Module:
             call = replace_in_op(inner, copies).with_attrs(callee=Ref(renamed[ref.name][callee.name]))
             ops.append(replace(call, results=results, loc=op.loc))
             copies.update(zip(inner.results, results, strict=True))
-        given = main.body.ops[-1].operands
-        new.update((old, resolve(v, copies)) for old, v in zip(op.results, given, strict=True))
+        returned = main.body.ops[-1].operands
+        new.update((old, resolve(v, copies)) for old, v in zip(op.results, returned, strict=True))
     entry = module.main.with_body(module.main.body.with_ops(tuple(ops)))
-    kept = [f for f in module.funcs if f.name not in programs and f.name != "main"]
-    return module.with_funcs((*kept, *funcs, entry))
+    others = [f for f in module.funcs if f.name not in programs and f.name != "main"]
+    return module.with_funcs((*others, *funcs, entry))
 
 
 def _renamed(module: Module, programs: Mapping[str, Module], funcs: list[Func]) -> dict[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from tilewright.passes.rewriting.values import replace_in_op
 SUFFIX = "_weights"
 
 
-def with_packed_weights(kernel: Func, contract: Op, found: Convolution) -> tuple[Func, Op, Op]:
+def with_packed_weights(kernel: Func, contract: Op, convolution: Convolution) -> tuple[Func, Op, Op]:
     """The kernel with its filters rearranged before the contraction; the new contraction; the rearrangement.
 
     rewrite:  tensor.contract(%x, %w: f32[3, 3, 8, 16], reads = [..., [r, s, c, k]])
@@ -28,13 +28,13 @@ def with_packed_weights(kernel: Func, contract: Op, found: Convolution) -> tuple
     weights, sizes = contract.operands[1], domain(contract)
     single = {d: 0 for d, n in sizes.items() if n == 1}
     at = tuple(substitute(e, single) for e in reads(contract)[1])
-    extents = {d: sizes[d] for d in found.weights}
+    extents = {d: sizes[d] for d in convolution.weights}
     b, (element,) = scalar_body([weights.tensor.dtype])
     b.emit("scalar.yield", [element])
     packed = Value(TensorType(weights.tensor.dtype, tuple(extents.values())), f"{weights.hint}.packed")
     attrs = (("par", Pairs.of(extents)), ("reads", (at,)), ("fill", ()))
     rearranged = Op("tensor.map", (weights,), attrs, (packed,), b.block([element]), contract.loc)
-    names = tuple(Sym(d) for d in found.weights)
+    names = tuple(Sym(d) for d in convolution.weights)
     fresh = contract.with_operands((contract.operands[0], packed)).with_attrs(
         reads=(reads(contract)[0], names)
     )
@@ -94,8 +94,8 @@ def with_constant_weights(module: Module) -> Module:
     if not folded:
         return module
     called = {op["callee"] for op in ops if op.name == "tensor.call"}
-    kept = [
+    others = [
         f for f in module.funcs if f.name != "main" and (Ref(f.name) in called or not f.name.endswith(SUFFIX))
     ]
     entry = main.with_body(main.body.with_ops(tuple(ops)))
-    return module.with_funcs((*kept, entry)).with_constants(module.constants.updated(arrays))
+    return module.with_funcs((*others, entry)).with_constants(module.constants.updated(arrays))

@@ -61,17 +61,17 @@ class Turns:
         return self._budget.share(part)
 
 
-def budget_seconds(given: float | str | None, *, where: str = "budget") -> float | None:
+def budget_seconds(budget: float | str | None, *, where: str = "budget") -> float | None:
     """Seconds of a number or of text such as `60s`, `5min`, `1.5h`, `90`; None stays None.
 
     Raises InputError for anything that is no time from 0 on; 0 is legal and means to measure nothing.
     """
-    if given is None:
+    if budget is None:
         return None
-    if isinstance(given, str):
-        found = _TEXT.fullmatch(given.lower())
-        if found and found[2] in _UNITS:
-            return float(found[1]) * _UNITS[found[2]]
-    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given < math.inf:
-        return float(given)
-    raise InputError(f"expected a time such as 60s, 5min or 1.5h, got {given!r:.60}", where=where)
+    if isinstance(budget, str):
+        match = _TEXT.fullmatch(budget.lower())
+        if match and match[2] in _UNITS:
+            return float(match[1]) * _UNITS[match[2]]
+    elif isinstance(budget, int | float) and not isinstance(budget, bool) and 0 <= budget < math.inf:
+        return float(budget)
+    raise InputError(f"expected a time such as 60s, 5min or 1.5h, got {budget!r:.60}", where=where)

@@ -39,8 +39,8 @@ def with_random_constants(program: Module, constants: Collection[int]) -> Module
 
 def constants_of(module: Module) -> Mapping[str, tuple[int, ...]]:
     """Per kernel the positions of its parameters that are constants with data at every call."""
-    found = constant_positions(module)
-    return {f.name: found.get(f.name, ()) for f in module.funcs}
+    positions = constant_positions(module)
+    return {f.name: positions.get(f.name, ()) for f in module.funcs}
 
 
 def subject_text(kernel: Func, constants: Collection[int]) -> str:

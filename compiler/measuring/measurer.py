@@ -30,6 +30,8 @@ from tilewright.tuning.database.database import TuningDatabase
 from tilewright.tuning.database.records import METHOD, Key, Measurement
 
 REPLAYS = 12
+#: elements of one result that are compared with those of another program
+SAMPLE = 1 << 20
 
 
 class RandomConstants:
@@ -117,10 +119,10 @@ class Measurer:
         """Seconds of a program that was timed before, by this measurer or as the database knows."""
         if program.key in self._untimed:
             return 0.0
-        found = self.database.get(program.key)
-        if found is not None:
-            self.used[program.key] = found
-        return None if found is None else found.seconds
+        measurement = self.database.get(program.key)
+        if measurement is not None:
+            self.used[program.key] = measurement
+        return None if measurement is None else measurement.seconds
 
     def build(self, programs: Sequence[TimedProgram]) -> list[ExecutionPlan]:
         """The plans with their kernels compiled, all of them together; safe in several threads."""
@@ -135,9 +137,9 @@ class Measurer:
         low, seconds, high = (float(q) for q in np.quantile(times, (0.25, 0.5, 0.75)))
         self.measured += 1
         if seconds > 0:
-            found = Measurement(seconds, high - low, len(times), int(time.time()))
-            self.database.put(program.key, found)
-            self.used[program.key] = found
+            measurement = Measurement(seconds, high - low, len(times), int(time.time()))
+            self.database.put(program.key, measurement)
+            self.used[program.key] = measurement
         else:  # a device that runs nothing, or whose clock is too coarse, tells nothing
             self._untimed.add(program.key)
         return seconds
@@ -238,8 +240,8 @@ def _digest(plan: ExecutionPlan, copies: int) -> str:
 
 def _facts(node: Buffer | KernelCode | Launch, without: tuple[str, ...]) -> str:
     """The fields of a node but those, so that one added later counts until somebody decides otherwise."""
-    found = {f.name: getattr(node, f.name) for f in fields(node) if f.name not in without}
-    return f"{type(node).__name__} {found}"
+    values = {f.name: getattr(node, f.name) for f in fields(node) if f.name not in without}
+    return f"{type(node).__name__} {values}"
 
 
 def _inputs(module: Module) -> list[np.ndarray]:
@@ -249,6 +251,12 @@ def _inputs(module: Module) -> list[np.ndarray]:
 
 def _eighth(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.kind in "biu" else (array / 8).astype(array.dtype)
+
+
+def sample_of(array: np.ndarray) -> np.ndarray:
+    """A part of the elements of a large array, in float64; an odd step meets all rows and columns."""
+    flat = array.reshape(-1)
+    return flat[:: max(1, -(-flat.size // SAMPLE)) | 1].astype(np.float64)
 
 
 @lru_cache(maxsize=16)

@@ -178,8 +178,8 @@ def with_kernels(
         kernels = tuple(code if k.name == name else k for k in plan.kernels)
         plan = plan.replace(buffers=tuple(buffers.values()), launches=launches, kernels=kernels)
     read = {a for x in plan.launches for a in x.args} | set(plan.outputs)
-    kept = tuple(b for b in plan.buffers if b.kind != "constant" or b.name in read)
-    plan = validate(place_arena(plan.replace(buffers=kept)))
+    used_buffers = tuple(b for b in plan.buffers if b.kind != "constant" or b.name in read)
+    plan = validate(place_arena(plan.replace(buffers=used_buffers)))
     return NetworkPlan(plan, _constants(plan, constants), base.cold_weights)
 
 
@@ -199,10 +199,10 @@ def _calls_of(module: Module, variant: Func) -> Module:
                 inputs.append(operands[-1])
         calls.append(replace(op, operands=tuple(operands), results=tuple(Value(r.type) for r in op.results)))
     used = {v for op in calls for v in op.operands}
-    kept = [op for v, op in constants.items() if v in used]
+    used_constants = [op for v, op in constants.items() if v in used]
     results = tuple(r for op in calls for r in op.results)
     returned = Op("tensor.return", operands=results)
-    body = replace(main.body, params=tuple(inputs), ops=(*kept, *calls, returned))
+    body = replace(main.body, params=tuple(inputs), ops=(*used_constants, *calls, returned))
     entry = replace(main, body=body, result_types=tuple(r.type for r in results))
     return replace(module, funcs=(variant, entry), attrs=())
 

@@ -30,8 +30,8 @@ def copies_for(nbytes: int, hardware: Hardware) -> int:
     """How many copies of so many bytes of weights exceed the L2; 1 where one does or too many would."""
     if not isinstance(hardware, GpuHardware) or nbytes <= 0:
         return 1
-    wanted = -int(-SPREAD * hardware.l2_bytes // nbytes)
-    return wanted if wanted <= MOST_RUNS else 1
+    copies = -int(-SPREAD * hardware.l2_bytes // nbytes)
+    return copies if copies <= MOST_RUNS else 1
 
 
 def streamed_bytes(operand: int, weights: int, hardware: Hardware) -> float:
@@ -71,14 +71,14 @@ def repeated(
         size = (
             int(2 * SPREAD * hardware.l2_bytes) + PADDING
         )  # two copies, each a little smaller than the spread
-        found = weights_of(plan)
-        buffers = tuple(b for b in plan.buffers if b not in found)
-        for dtype in dict.fromkeys(b.dtype for b in found):
+        weights = weights_of(plan)
+        buffers = tuple(b for b in plan.buffers if b not in weights)
+        for dtype in dict.fromkeys(b.dtype for b in weights):
             array = pool_of(dtype, size)
             pool = Buffer(f"pool.{dtype}", dtype, array.shape, "constant", array.nbytes)
-            buffers += (pool, *_views(pool, [b for b in found if b.dtype == dtype], copies))
+            buffers += (pool, *_views(pool, [b for b in weights if b.dtype == dtype], copies))
             pools[pool.name] = array
-        named = [{b.name: _name(b, i) for b in found} for i in range(copies)]
+        named = [{b.name: _name(b, i) for b in weights} for i in range(copies)]
     launches: list[Launch] = []
     for i in range(runs):
         new = named[i % len(named)]

@@ -76,12 +76,12 @@ class KernelCost:
 
 def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
     """What a launch of each kernel costs, by its name: measured where it was, else by the model."""
-    found = {}
+    costs = {}
     for k in kernels:
         # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
         bound = 0.0 if k.limit in ("LAT", LAUNCH) else k.bound_s
-        found[k.name] = KernelCost(k.seconds, bound / k.seconds if k.seconds else 0.0)
-    return found
+        costs[k.name] = KernelCost(k.seconds, bound / k.seconds if k.seconds else 0.0)
+    return costs
 
 
 def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hardware) -> Work:
@@ -91,14 +91,14 @@ def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hard
     throughput it needs. On a CPU every launch takes the whole device; so do kernels of libraries, of which
     nothing is known.
     """
-    found = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
+    launch_costs = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
     shares = [
         max(occupied(plan, x, hardware), min(1.0, cost.saturation))
         if isinstance(hardware, GpuHardware) and plan.kernel_by_name[x.kernel].language != "library"
         else 1.0
-        for x, cost in zip(plan.launches, found, strict=True)
+        for x, cost in zip(plan.launches, launch_costs, strict=True)
     ]
-    times = [max(0.0, cost.seconds - hardware.stream.boundary_s) for cost in found]
+    times = [max(0.0, cost.seconds - hardware.stream.boundary_s) for cost in launch_costs]
     return Work.of(len(times), times, shares, hardware.stream.boundary_s)
 
 

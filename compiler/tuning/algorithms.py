@@ -96,17 +96,17 @@ def _timed(
 ) -> list[TimedAlgorithm]:
     hardware = measurer.target.hardware
     legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
-    found = {
+    fitting = {
         name: a
         for name, a in legal.items()
         if name == "direct" or headroom is None or headroom.fits(layer.conv, a.working_bytes())
     }
-    rows = [TimedAlgorithm(name, a.estimate_s(), a.bound_s(hardware)) for name, a in found.items()]
+    rows = [TimedAlgorithm(name, a.estimate_s(), a.bound_s(hardware)) for name, a in fitting.items()]
     best = float("inf")
     for i in sorted(range(len(rows)), key=lambda i: rows[i].estimate_s):
         row = rows[i]
         if row.algorithm == "direct" or row.bound_s < best:
-            program = _program(found[row.algorithm])
+            program = _program(fitting[row.algorithm])
             seconds = _seconds(program, measurer, budget)
             if seconds is None:  # the others alone decide nothing
                 return [replace(r, measured_s=None) for r in rows]

@@ -110,8 +110,8 @@ class ChoiceBook:
     def entries(self) -> Entries:
         """The choices in use and the measurements they rest on."""
         keys = [self._measurer.key(program) for program in self._programs]
-        found: list[Row] = [(k, m) for k in keys if (m := self._measurer.database.get(k)) is not None]
-        return Entries(tuple(found), tuple(self._used.items()))
+        measurements: list[Row] = [(k, m) for k in keys if (m := self._measurer.database.get(k)) is not None]
+        return Entries(tuple(measurements), tuple(self._used.items()))
 
     def _network_row(self, task: Task, point: int) -> dict[str, Any]:
         ranked = [r.program for r in task.outcome.ranking]
@@ -124,7 +124,7 @@ class ChoiceBook:
             return None
         if not isinstance(row["point"], dict) or row["ranked"] != [r.program for r in task.outcome.ranking]:
             return None
-        point = task.search.space.found(row["point"])
+        point = task.search.space.point_named(row["point"])
         return point if point is not None and self._program(task, point) == row["program"] else None
 
     def _program(self, task: Task, point: int) -> str:

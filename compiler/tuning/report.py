@@ -77,14 +77,14 @@ def violations_of(task: Task, measurer: Measurer) -> list[str]:
     """What was measured below its bound, each with all that is needed to measure it again."""
     search = task.search
     where = f"{measurer.target} on {measurer.device.name}"
-    found = (
+    texts = (
         violation_of(
             f"{search.space.described(i)}; kernel {task.name}, program {task.programs[i]}",
             seconds, float(search.space.least_s[i]), where,
         )
         for i, seconds in search.seconds.items()
     )  # fmt: skip
-    return [text for text in found if text is not None]
+    return [text for text in texts if text is not None]
 
 
 def violation_of(what: str, seconds: float, least_s: float, where: str) -> str | None:
@@ -107,7 +107,7 @@ def check_program(what: str, seconds: float, least_s: float, target: Target) -> 
     warn_of_violations([] if text is None else [text])
 
 
-def warn_of_violations(found: Sequence[str]) -> None:
+def warn_of_violations(texts: Sequence[str]) -> None:
     """Tell on stderr: a bound that is none makes every certificate of this run doubtful."""
-    for text in found:
+    for text in texts:
         print(text, file=sys.stderr)

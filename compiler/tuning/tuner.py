@@ -139,7 +139,7 @@ class Tuner:
     def _tasks(self, module: Module) -> dict[str, Task]:
         """The search of every kernel that has a space, one for all that are equal."""
         constants, calls = constants_of(module), occurrences_of(module)
-        found: dict[str, Task] = {}
+        by_name: dict[str, Task] = {}
         by_subject: dict[str, Task] = {}
         # What a search proved by the bound holds for the constants of the bound.
         measured = calibrated_constants(self.measurer.target.hardware)
@@ -158,11 +158,11 @@ class Tuner:
                 search = KernelSearch(space, occurrences=calls[f.name], patience=PATIENCE)
                 module_of = partial(kernel_program, constants=constants[f.name])
                 by_subject[subject] = Task(f.name, subject, search, module_of, constants=constants[f.name])
-            found[f.name] = by_subject[subject]
+            by_name[f.name] = by_subject[subject]
         total_s = sum(t.weight_s for t in by_subject.values())
         for t in by_subject.values():
             t.search.patience = patience_for(t.weight_s / total_s if total_s else 1.0)
-        return found
+        return by_name
 
     def _validated(self, module: Module, tasks: Mapping[str, Task]) -> tuple[Validation, bool]:
         """The point of every task's name, and whether an earlier run came to it."""

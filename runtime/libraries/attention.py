@@ -52,12 +52,12 @@ class AttentionProblem:
             check_array(role, getattr(self, role), self.itemsize(role))
         batch, heads, queries, size = self.q.dims
         keys, width = self.k.dims[2], self.v.dims[3]
-        wanted = {
+        expected = {
             "k": (batch, heads, keys, size),
             "v": (batch, heads, keys, width),
             "d": (batch, heads, queries, width),
         }
-        for role, dims in wanted.items():
+        for role, dims in expected.items():
             if getattr(self, role).dims != dims:
                 raise InputError(f"expected {role} of {dims}, got {getattr(self, role).dims}")
         if type(self.scale) is not float or not math.isfinite(self.scale):

@@ -140,12 +140,12 @@ class CublasLt:
         if status == STATUS_NOT_SUPPORTED:
             return []
         _check("cublasLtMatmulAlgoGetHeuristic", status)
-        found = [r for r in results[: count.value] if r.state == STATUS_SUCCESS]
+        supported = [r for r in results[: count.value] if r.state == STATUS_SUCCESS]
         return [
             LibraryKernel(
                 self.provider, self.version, problem, bytes(r.algorithm).hex(), int(r.workspace_bytes)
             )
-            for r in found
+            for r in supported
         ]
 
     def prepare(self, kernel: LibraryKernel, pointers: Mapping[str, int], doing: str) -> PreparedMatmul:
@@ -256,9 +256,9 @@ class PreparedMatmul:
             raise
         # Without C the factor beta is 0, and D stands in for what is not read.
         self._scales = ctypes.c_float(1.0), ctypes.c_float(1.0 if problem.c is not None else 0.0)
-        given = {**pointers, "c": pointers.get("c", pointers["d"])}
+        addresses = {**pointers, "c": pointers.get("c", pointers["d"])}
         self._pointers = {
-            role: given[role] + problem.stored(role)[2].start * problem.itemsize(role) for role in "abcd"
+            role: addresses[role] + problem.stored(role)[2].start * problem.itemsize(role) for role in "abcd"
         }
         self._workspace = pointers["workspace"]
 

@@ -292,7 +292,7 @@ class _GraphBuilder:
 
     def norm(self, p: NormProblem) -> Any:
         columns = p.x.dims[1]
-        given = {
+        options = {
             "norm_forward_phase": self.package.norm_forward_phase.INFERENCE,
             "input": self._array("x", p.x, p.dtype),
             "scale": self._vector("scale", columns, p.vectors),
@@ -302,6 +302,6 @@ class _GraphBuilder:
             "compute_data_type": self.compute,
         }
         if p.has_bias:
-            given["bias"] = self._vector("bias", columns, p.vectors)
-        made = self.graph.layernorm(**given) if p.kind == "layer" else self.graph.rmsnorm(**given)
+            options["bias"] = self._vector("bias", columns, p.vectors)
+        made = self.graph.layernorm(**options) if p.kind == "layer" else self.graph.rmsnorm(**options)
         return self._result(made[0], p.d, p.result)

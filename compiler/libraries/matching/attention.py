@@ -64,12 +64,12 @@ def attentions_in(kernel: Func) -> list[LibraryCall]:
     contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
     if len(contracts) < 2:
         return []
-    found: list[LibraryCall] = []
+    calls: list[LibraryCall] = []
     for mix in reversed(contracts):
         for root in reversed(copies_behind(kernel, mix)):
             for call in _calls(kernel, root):
-                found += [call, *_with_spread_mask(kernel, call)]
-    return found
+                calls += [call, *_with_spread_mask(kernel, call)]
+    return calls
 
 
 def _with_spread_mask(kernel: Func, call: LibraryCall) -> list[LibraryCall]:
@@ -78,10 +78,10 @@ def _with_spread_mask(kernel: Func, call: LibraryCall) -> list[LibraryCall]:
     assert isinstance(problem, AttentionProblem)
     if problem.bias is None or problem.bias.dims[2] == problem.q.dims[2]:
         return []
-    found = _spread(kernel, call.operands[3])
-    if found is None:
+    rewritten = _spread(kernel, call.operands[3])
+    if rewritten is None:
         return []
-    other, spread = found
+    other, spread = rewritten
     roots = (op for op in other.body.ops if op.results == (call.result,))
     return [replace(c, kernel=other) for root in roots for c in _calls(other, root, {spread})]
 

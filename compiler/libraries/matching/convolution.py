@@ -173,8 +173,8 @@ def _convolution(
     )  # fmt: skip
     taps = tuple(x.tap for x in axes if x.tap)
     inner = (*roles.channels, *taps) if order == CHANNELS_FIRST else (*taps, *roles.channels)
-    wanted = (*roles.filters, *inner)
-    return Convolution(problem, roles.images, roles.filters, places, sizes, order, wanted, fits)
+    filter_order = (*roles.filters, *inner)
+    return Convolution(problem, roles.images, roles.filters, places, sizes, order, filter_order, fits)
 
 
 def _last(names: Sequence[str], steps: Strides) -> int:
@@ -194,11 +194,11 @@ def _results(
 ) -> Array4 | None:  # fmt: skip
     """An operand of the results' extents, where one step leads along each of their four dimensions."""
     n, k = common_step(images, sizes, steps), common_step(filters, sizes, steps)
-    found = (n, k, *(steps[p] for p in places))
+    strides = (n, k, *(steps[p] for p in places))
     extents = (*(prod(sizes[d] for d in g) for g in (images, filters)), *(sizes.get(p, 1) for p in places))
-    if any(s is None or (s == 0 and e > 1) for s, e in zip(found, extents, strict=True)):
+    if any(s is None or (s == 0 and e > 1) for s, e in zip(strides, extents, strict=True)):
         return None
-    return Array4(extents, packed(extents, [s or 0 for s in found], order), steps.start)
+    return Array4(extents, packed(extents, [s or 0 for s in strides], order), steps.start)
 
 
 def packed(extents: Sequence[int], steps: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -240,8 +240,8 @@ def _window_dims(op: Op) -> list[WindowDim] | None:
         elif low < 0 or high >= extent:
             return None
     plain.sort(key=lambda p: -op.operands[0].tensor.strides[p.dim])
-    found = moving or (plain[-1:] if len(plain) < 3 else plain[-2:])
-    return found if len(found) <= 2 and all(p.step > 0 and p.dilation > 0 for p in found) else None
+    windows = moving or (plain[-1:] if len(plain) < 3 else plain[-2:])
+    return windows if len(windows) <= 2 and all(p.step > 0 and p.dilation > 0 for p in windows) else None
 
 
 def _window_dim(dim: int, place: str, tap: str, names: dict[str, int], before: int) -> WindowDim:
@@ -251,8 +251,8 @@ def _window_dim(dim: int, place: str, tap: str, names: dict[str, int], before: i
 def _image_axes(op: Op, windows: Sequence[WindowDim]) -> list[ImageAxis] | None:
     """Height and width; the image is cut to what is read of it. None where padding is no zeros."""
     axes = [_image_axis(op, p) for p in windows]
-    found = [a for a in axes if a is not None]
-    return [ImageAxis()] * (2 - len(windows)) + found if len(found) == len(axes) else None
+    present = [a for a in axes if a is not None]
+    return [ImageAxis()] * (2 - len(windows)) + present if len(present) == len(axes) else None
 
 
 def _image_axis(op: Op, p: WindowDim) -> ImageAxis | None:

@@ -86,8 +86,8 @@ def _polynomial(term: Term, x: Read) -> _Polynomial | None:
     if len(parts) < len(inner.args):
         return None
     if inner.name == "scalar.tanh":
-        wanted = ({(1, 0): a, (3, 0): a * c} for a in _SLOPES for c in _CUBICS)
-        return {(0, 1): 1.0} if any(_is_near(parts[0], p) for p in wanted) else None
+        arguments = ({(1, 0): a, (3, 0): a * c} for a in _SLOPES for c in _CUBICS)
+        return {(0, 1): 1.0} if any(_is_near(parts[0], p) for p in arguments) else None
     if inner.name == "scalar.div" and set(parts[1]) == {(0, 0)} and parts[1][0, 0]:
         return _product(parts[0], {(0, 0): 1.0 / parts[1][0, 0]})
     if inner.name == "scalar.mul":

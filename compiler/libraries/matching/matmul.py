@@ -47,8 +47,8 @@ class Product:
 
     def residual(self, steps: Strides, result: str) -> MatmulProblem | None:
         """The problem with a whole matrix added."""
-        found = [common_step(group, self.sizes, steps) for group in (self.rows, self.columns, self.batch)]
-        row, column, batch = found
+        steps_of = [common_step(group, self.sizes, steps) for group in (self.rows, self.columns, self.batch)]
+        row, column, batch = steps_of
         p = self.problem
         if p.c is not None or row is None or column is None or batch is None:
             return None

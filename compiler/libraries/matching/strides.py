@@ -47,10 +47,10 @@ def steps_at(op: Op, t: TensorType, at: Sequence[Expr], checked: bool) -> Stride
         if checked and (low < 0 or high >= extent):
             return None
         offset += e * step
-    found = coefficients(offset, domain(op), ranges)
-    if found is None or not isinstance(found[1], int):
+    form = coefficients(offset, domain(op), ranges)
+    if form is None or not isinstance(form[1], int):
         return None
-    return Strides(found[0], found[1] + t.start)
+    return Strides(form[0], form[1] + t.start)
 
 
 def steps_of_element(read: Read, ranges: Mapping[str, tuple[int, int]]) -> Strides | None:

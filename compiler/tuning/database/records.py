@@ -97,10 +97,10 @@ def choice_fault_of(key: Key, choice: StoredChoice) -> str:
     if not isinstance(choice.record, str) or len(choice.record) > MAX_RECORD_CHARS:
         return f"expected a record of at most {MAX_RECORD_CHARS} characters"
     try:
-        found = load_strict_json(choice.record, "record")
+        record = load_strict_json(choice.record, "record")
     except InputError as error:
         return str(error)
-    return "" if isinstance(found, dict) else "expected a record that is an object"
+    return "" if isinstance(record, dict) else "expected a record that is an object"
 
 
 def checksum(key: Key, value: Measurement | StoredChoice) -> int:
@@ -119,8 +119,8 @@ def write_lines(path: str | os.PathLike[str], entries: Entries) -> None:
 
 def lines_of(entries: Entries) -> str:
     """One JSON object per measurement and per choice, behind a line that names format and method."""
-    found: list[tuple[Key, Measurement | StoredChoice]] = [*entries.rows, *entries.choices]
-    lines = [json.dumps(_HEADER), *(json.dumps({**asdict(k), **asdict(x)}) for k, x in found)]
+    entries_by_key: list[tuple[Key, Measurement | StoredChoice]] = [*entries.rows, *entries.choices]
+    lines = [json.dumps(_HEADER), *(json.dumps({**asdict(k), **asdict(x)}) for k, x in entries_by_key)]
     return "\n".join(lines) + "\n"
 
 

@@ -104,10 +104,10 @@ def outcome_in(record: str, space: SearchSpace) -> Outcome | None:
     ranking = [_ranked(row, space) for row in rows] if isinstance(rows, list) else [None]
     if not ranking or len(ranking) > RANKED:
         return None
-    found = tuple(r for r in ranking if r is not None)
-    if len(found) < len(ranking) or any(a.seconds > b.seconds for a, b in pairwise(found)):
+    points = tuple(r for r in ranking if r is not None)
+    if len(points) < len(ranking) or any(a.seconds > b.seconds for a, b in pairwise(points)):
         return None
-    return Outcome(**{**data, "ranking": found})
+    return Outcome(**{**data, "ranking": points})
 
 
 def _ranked(row: Any, space: SearchSpace) -> Ranked | None:
@@ -119,7 +119,7 @@ def _ranked(row: Any, space: SearchSpace) -> Ranked | None:
         or not is_seconds(row["seconds"])
     ):
         return None
-    point = space.found(row["point"])
+    point = space.point_named(row["point"])
     return None if point is None else Ranked(point, row["program"], row["seconds"])
 
 

@@ -69,12 +69,12 @@ class KernelSearch:
         A time below its bound shows that the bound is wrong: nothing is left out by it from then on.
         """
         before = self.best_s
-        for i, found in times.items():
-            if isinstance(found, str):
-                self.failed[i] = found
+        for i, result in times.items():
+            if isinstance(result, str):
+                self.failed[i] = result
             else:
-                self.seconds[i] = found
-                if found > 0.0 and found * (1.0 + TIMER_NOISE) < self._least_s[i]:
+                self.seconds[i] = result
+                if result > 0.0 and result * (1.0 + TIMER_NOISE) < self._least_s[i]:
                     self._doubt()
         self._idle = 0 if self.best_s * GAIN < before else self._idle + len(times)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.ir import Func, Module, TilewrightError, show
 from tilewright.ir.tensor.ops import dims
-from tilewright.measuring.measurer import Measurer, TimedProgram
+from tilewright.measuring.measurer import Measurer, TimedProgram, sample_of
 from tilewright.passes.framework.context import temporary_reproducers
 from tilewright.passes.kernels.decision import text_of
 from tilewright.passes.kernels.registry import template_of
@@ -31,8 +31,6 @@ _UNSTEADY = (
 )
 UNSTEADY = frozenset(_UNSTEADY.split())
 UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
-#: elements of one result that are compared
-SAMPLE = 1 << 20
 
 
 def is_right(task: Task, point: int, measurer: Measurer, program: TimedProgram, built: ExecutionPlan) -> bool:
@@ -51,14 +49,14 @@ def is_right(task: Task, point: int, measurer: Measurer, program: TimedProgram, 
         task.reference = got
     assert task.reference is not None
     kernel = task.search.space.variant(point)
-    found = difference(kernel, task.reference, got)
-    if found is None:
+    fault = difference(kernel, task.reference, got)
+    if fault is None:
         task.right.add(point)
         return True
     space = task.search.space
     path = write_reproducer(task.name, text_of(kernel), task.module(space.variant(0)), task.module(kernel))
     task.wrong[point] = (
-        f"bug: kernel {task.name} with params {space.described(point)} differs by {found} from the model's "
+        f"bug: kernel {task.name} with params {space.described(point)} differs by {fault} from the model's "
         f"choice {space.described(0)}; program {program.key.program}, {measurer.target} on "
         f"{measurer.device.name}; both are in {path}"
     )
@@ -82,7 +80,7 @@ def check_contenders(task: Task, measurer: Measurer) -> None:
                 task.search.refuse(point, task.wrong[point])
 
 
-def difference(kernel: Func, wanted: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> str | None:
+def difference(kernel: Func, expected: Sequence[np.ndarray], got: Sequence[np.ndarray]) -> str | None:
     """In a few words how results differ; None where rounding explains it.
 
     kernel: tensor level, with the parameters of the candidate. Of large results a part is compared.
@@ -91,8 +89,8 @@ def difference(kernel: Func, wanted: Sequence[np.ndarray], got: Sequence[np.ndar
     unsteady = bool(names & UNSTEADY)
     share = UNSTEADY_SHARE if unsteady else 0.0
     tolerance = tolerance_of(kernel) * (UNSTEADY_FACTOR if unsteady else 1.0)
-    for i, (one, other) in enumerate(zip(wanted, got, strict=True)):
-        a, b = _sample(one), _sample(other)
+    for i, (one, other) in enumerate(zip(expected, got, strict=True)):
+        a, b = sample_of(one), sample_of(other)
         finite = np.isfinite(a)
         typical = sqrt(float(np.mean(np.square(a[finite])))) if finite.any() else 0.0
         with np.errstate(invalid="ignore"):
@@ -130,10 +128,3 @@ def write_reproducer(kernel: str, params: object, model: Module, candidate: Modu
 
 def _longest_sum(kernel: Func) -> int:
     return max(prod(dims(op, "red").values()) for op in kernel.body.ops)
-
-
-def _sample(array: np.ndarray) -> np.ndarray:
-    flat = array.reshape(-1)
-    step = max(1, -(-flat.size // SAMPLE))
-    # An odd step meets every row and column of a tile.
-    return flat[:: step | 1].astype(np.float64)

@@ -52,10 +52,10 @@ class Task:
         """What an earlier run or this one came to."""
         return self.known or outcome_of(self.search, self.programs)
 
-    def seed(self, found: Outcome) -> None:
+    def seed(self, outcome: Outcome) -> None:
         """Begin with the fastest points of an earlier run."""
-        self.programs |= {r.point: r.program for r in found.ranking}
-        self.search.seed({r.point: r.seconds for r in found.ranking})
+        self.programs |= {r.point: r.program for r in outcome.ranking}
+        self.search.seed({r.point: r.seconds for r in outcome.ranking})
 
     @property
     def weight_s(self) -> float:

@@ -37,7 +37,7 @@ class SearchSpace:
     """Points 0 to `len`: point 0 is the kernel as the model left it, the others come in the order to measure.
 
     least_s: no kernel of a point can be faster when timed in a loop (seconds). variant: the kernel of a
-    point. named: what names a point in a record. found: the point of such a name, None for anything else.
+    point. named: what names a point in a record. point_named: the point of such a name, None for others.
     described: parameters and problem of a point in words.
     """
 
@@ -46,7 +46,7 @@ class SearchSpace:
     estimates_s: FloatArray
     variant: Callable[[int], Func]
     named: Callable[[int], Named]
-    found: Callable[[Named], int | None]
+    point_named: Callable[[Named], int | None]
     described: Callable[[int], str]
 
     def __len__(self) -> int:
@@ -61,8 +61,8 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
     Contractions have one, of all engines that can compute them; other templates name neighbours of the
     model's choice on GPUs, or variants, that are worth a measurement.
     """
-    if found := _neighbours(kernel, hardware):
-        return _listed(found, [least_s(kernel, hardware)] * len(found)) if len(found) > 1 else None
+    if around := _neighbours(kernel, hardware):
+        return _listed(around, [least_s(kernel, hardware)] * len(around)) if len(around) > 1 else None
     template = template_of(kernel)
     if template is None:
         return None
@@ -120,7 +120,7 @@ def _space(
         engine, point = order[i]
         return {} if engine < 0 else engines[engine][0].named(int(point))
 
-    def found(name: Named) -> int | None:
+    def point_named(name: Named) -> int | None:
         if not name:
             return 0 if order[0][0] < 0 else None
         for e, (points, _) in enumerate(engines):
@@ -136,16 +136,16 @@ def _space(
         points = engines[engine][0]
         return f"{points.parameters(int(point))} on {points.problem}"
 
-    return SearchSpace(kernel, least, estimates, variant, named, found, described)
+    return SearchSpace(kernel, least, estimates, variant, named, point_named, described)
 
 
 def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[SearchedEngine]:
     """The engines that can compute a contraction, each with what makes a kernel of its points."""
     try:
-        found = [t.engine(kernel, op, hardware, streamed) for t in templates() if t.engine is not None]
+        engines = [t.engine(kernel, op, hardware, streamed) for t in templates() if t.engine is not None]
     except InputError:  # of parameters that somebody gave: the device fits no others
         return []
-    return [engine for engine in found if engine is not None and len(engine[0])]
+    return [engine for engine in engines if engine is not None and len(engine[0])]
 
 
 def _streamed(kernel: Func, op: Op, hardware: Hardware, cold: Collection[int]) -> float:
@@ -184,11 +184,11 @@ def _neighbours(kernel: Func, hardware: Hardware) -> Sequence[Func]:
     chosen = {n: getattr(decision.parameters, n) for n in known}
     names = [n for n in known if chosen[n] in known[n]]
     options = [_near(known[n], chosen[n]) for n in names]
-    found = [kernel]
+    variants = [kernel]
     for values in product(*options):
         if values != tuple(chosen[n] for n in names):
-            found.append(with_parameters(kernel, **dict(zip(names, values, strict=True))))
-    return found
+            variants.append(with_parameters(kernel, **dict(zip(names, values, strict=True))))
+    return variants
 
 
 def _near(values: tuple[int, ...], chosen: object) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
         return []
     least, furthest = traffic(kernel), reach(view)
-    found = []
+    points = []
     for plan in _plans(view):
         work = attention_work(view, plan, least, furthest)
         free = resident_attention(work, hardware)
@@ -79,8 +79,8 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
             if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
                 limited = replace(work, resident=resident)
                 seconds = estimate_attention(limited, hardware)
-                found.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
-    return sorted((p for p in found if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
+                points.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
+    return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 
 def choose_attention(kernel: Func, hardware: Hardware) -> Func | None:

@@ -198,41 +198,41 @@ class _Attention:
         """Walk along the summed dimension; the compiler loads the fragments of later steps ahead."""
         keys = staged is self.k
         tiles = self.plan.part // MMA_N if keys else width_tiles(self.view)
-        held = self.w.alloc((tiles, self.depth, MMA_N), self.view.dtype, "frag", "k" if keys else "v")
+        fragments = self.w.alloc((tiles, self.depth, MMA_N), self.view.dtype, "frag", "k" if keys else "v")
         for step in range(steps):
-            self._load(staged, held, slot, step)
-            step_of(held, step)
+            self._load(staged, fragments, slot, step)
+            step_of(fragments, step)
 
-    def _load(self, staged: StagedTile, held: Value, slot: Expr, step: int) -> None:
+    def _load(self, staged: StagedTile, fragments: Value, slot: Expr, step: int) -> None:
         """Fragments of keys [inner, key] or values [key, width] for one step."""
         w = self.w
         keys = staged is self.k
-        tiles = held.tensor.shape[0]
+        tiles = fragments.tensor.shape[0]
         count = 2 if tiles % 2 == 0 else 1
         with w.loop("j", tiles // count, unroll=1) as j:
             column, depth = w.simple(j * (MMA_N * count)), step * self.depth
             key = self.warp_key + (column if keys else depth)
             place = (key, depth) if keys else (key, column)
             w.b.do(
-                "thread.load_fragment", held, staged.tiles,
+                "thread.load_fragment", fragments, staged.tiles,
                 at=staged.place(slot, *place), role="b",
                 transposed=staged.layout.by_inner == keys,
                 item=(w.simple(j * count),), count=count,
                 rounding=self.rounding, paired=bool(self.rounding) and not keys,
             )  # fmt: skip
 
-    def _score_step(self, held: Value, step: int) -> None:
+    def _score_step(self, fragments: Value, step: int) -> None:
         with self.w.loops("i", self.scores.tensor.shape[:2], unroll=1) as (i, j):
-            self._mma(self.q, held, self.scores, (i, step), (j,), (i, j))
+            self._mma(self.q, fragments, self.scores, (i, step), (j,), (i, j))
 
-    def _mix_step(self, held: Value, step: int) -> None:
+    def _mix_step(self, fragments: Value, step: int) -> None:
         w = self.w
         rows, columns = self.mixed.tensor.shape[:2]
         first = step * self.depth // MMA_N
         with w.loop("i", rows, unroll=1) as i:
             w.b.do("thread.pack_fragment", self.scores, self.weights, item=(i, first), to=(i,))
         with w.loops("i", (rows, columns), unroll=1) as (i, j):
-            self._mma(self.weights, held, self.mixed, (i,), (j,), (i, j))
+            self._mma(self.weights, fragments, self.mixed, (i,), (j,), (i, j))
 
     def _mma(self, a: Value, b: Value, c: Value, *items: tuple[Expr, ...]) -> None:
         self.w.b.do(

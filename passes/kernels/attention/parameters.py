@@ -72,10 +72,10 @@ class AttentionParameters(AttrRecord):
 
 def attention_parameters(kernel: Func) -> AttentionParameters:
     """The parameters of a kernel; raises InputError, which names the kernel, for what is impossible."""
-    found = parameters_of(kernel, AttentionParameters)
+    parameters = parameters_of(kernel, AttentionParameters)
     with faults_of(kernel):
-        found.check()
-    return found
+        parameters.check()
+    return parameters
 
 
 def padded(extent: int, step: int) -> int:

@@ -37,7 +37,7 @@ class ScoreMaps:
         self.batch, self.tile = dict(batch), tile
         self.first, self.first_key = first
         self.shape = (plan.row_tiles, plan.part // MMA_N, 2, 2)
-        self.held: dict[Read, Value] = {}
+        self.ahead: dict[Read, Value] = {}
 
     def read_ahead(self) -> None:
         """Read what scores are computed with to registers, before the product that hides the wait."""
@@ -46,11 +46,11 @@ class ScoreMaps:
             extents = self._extents(read)
             if extents[1] == 1 or extents[0] * extents[1] * extents[2] * extents[3] > MOST_AHEAD:
                 continue
-            self.held[read] = w.alloc(extents, read.value.tensor.dtype, "reg", "ahead")
+            self.ahead[read] = w.alloc(extents, read.value.tensor.dtype, "reg", "ahead")
             with w.loops("i", extents, unroll=1) as at:
                 env, mask = self._place(at, read)
                 value = TermWriter(w, env, mask=mask).value(read)
-                w.store(value, self.held[read], at)
+                w.store(value, self.ahead[read], at)
 
     def apply(self, scores: Value) -> None:
         """Replace the products in `scores`; columns beyond the last key become minus infinity."""
@@ -59,10 +59,10 @@ class ScoreMaps:
             with w.loops("s", self.shape, unroll=1) as at:
                 env, mask = self._place(at)
                 known: dict[Term, Value] = {view.product: self._element(scores, at)}
-                for read, held in self.held.items():
-                    sizes = held.tensor.shape
+                for read, registers in self.ahead.items():
+                    sizes = registers.tensor.shape
                     known[read] = w.load(
-                        held, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
+                        registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
                     )
                 self._put(TermWriter(w, env, known, mask).value(view.score), scores, at)
         self._cut(scores)

@@ -108,8 +108,8 @@ def attention_view(kernel: Func) -> AttentionView | None:
 
 def _is_alone(kernel: Func, match: Attention) -> bool:
     """Whether all but the product is computed from parameters of the kernel."""
-    found = [x for t in (match.q, match.k, match.v, match.score) for x in leaves(t) if x != match.product]
-    return all(isinstance(x, Position) or (isinstance(x, Read) and x.value in kernel.params) for x in found)
+    sources = [x for t in (match.q, match.k, match.v, match.score) for x in leaves(t) if x != match.product]
+    return all(isinstance(x, Position) or (isinstance(x, Read) and x.value in kernel.params) for x in sources)
 
 
 def _outputs(kernel: Func, match: Attention, terms: Terms) -> tuple[Output, ...] | None:

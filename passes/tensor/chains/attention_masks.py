@@ -40,7 +40,7 @@ def with_computed_masks(
             new[p] = computed_mask(b, p.tensor, numbers)
     if not new:
         return kernel, list(arguments)
-    kept = [i for i, p in enumerate(kernel.params) if p not in new]
+    others = [i for i, p in enumerate(kernel.params) if p not in new]
     ops: tuple[Op, ...] = (*b.ops, *(replace_in_op(op, new) for op in kernel.body.ops))
-    body = Block(tuple(kernel.params[i] for i in kept), ops)
-    return replace(kernel, body=body), [arguments[i] for i in kept]
+    body = Block(tuple(kernel.params[i] for i in others), ops)
+    return replace(kernel, body=body), [arguments[i] for i in others]

@@ -199,11 +199,11 @@ def test_a_record_gives_the_outcome_back_and_trusts_nothing(kernel):
 def test_every_point_has_a_name_that_finds_it(kernel):
     space = search_space(kernel, TARGET.hardware)
     for i in (0, 1, len(space) // 2, len(space) - 1):
-        assert space.found(space.named(i)) == i
-    assert space.found({}) is None
-    assert space.found({**space.named(0), "k_b": "64"}) is None
+        assert space.point_named(space.named(i)) == i
+    assert space.point_named({}) is None
+    assert space.point_named({**space.named(0), "k_b": "64"}) is None
     # as an earlier version wrote it
-    assert space.found({**space.named(0), "vec": 4}) is None
+    assert space.point_named({**space.named(0), "vec": 4}) is None
     assert np.all(space.least_s <= 1.02 * space.estimates_s.max())
 
 
@@ -231,8 +231,8 @@ def test_both_engines_are_searched_where_tensor_cores_can():
     assert "tensor cores" in firsts
     at = next(i for i in range(len(space)) if space.named(i)["engine"] == "tensor cores")
     assert template(space.variant(at)) == "matrix"
-    assert space.found(space.named(at)) == at
-    assert space.found({**space.named(at), "engine": "lanes"}) is None
+    assert space.point_named(space.named(at)) == at
+    assert space.point_named({**space.named(at), "engine": "lanes"}) is None
     assert parameters(space.variant(0)) == parameters(half)
     assert len(search_space(dense_kernel(256, 256, 256), TARGET.hardware)) < len(space)
 
@@ -251,5 +251,5 @@ def test_other_kernels_have_the_neighbours_of_the_model_s_choice():
     assert 3 < len(space) <= 9
     assert space.variant(0) is space.kernel
     assert len({str(parameters(space.variant(i))) for i in range(len(space))}) == len(space)
-    assert all(space.found(space.named(i)) == i for i in range(len(space)))
-    assert space.found({"params": "other"}) is None
+    assert all(space.point_named(space.named(i)) == i for i in range(len(space)))
+    assert space.point_named({"params": "other"}) is None

@@ -162,5 +162,5 @@ def test_search_measures_other_tiles():
     assert len({str(parameters(f)) for f in variants}) == len(variants)
     assert all(isinstance(parameters(f), AttentionParameters) for f in variants)
     assert (space.least_s <= space.estimates_s).all()
-    assert space.found(space.named(3)) == 3
-    assert space.found({"params": "others"}) is None
+    assert space.point_named(space.named(3)) == 3
+    assert space.point_named({"params": "others"}) is None
