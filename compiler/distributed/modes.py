@@ -30,7 +30,7 @@ def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precisi
         raise InputError(f"expected a mode among {', '.join(MODES)}, got {mode!r:.60}")
     if precision not in PRECISIONS:
         raise InputError(f"expected a precision among {', '.join(PRECISIONS)}, got {precision!r:.60}")
-    given = f", {options}" if options.strip() else ""
-    divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{given}}}"
+    further = f", {options}" if options.strip() else ""
+    divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{further}}}"
     narrowed = PRECISIONS[precision].get("graph", Pipeline())
     return GRAPH + narrowed + Pipeline.parse(divided)

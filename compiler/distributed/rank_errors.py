@@ -1,4 +1,4 @@
-"""What ranks and mpirun say on standard error, told once: not once per rank, and without mpirun's summary."""
+"""Prints errors of ranks and mpirun once instead of once per rank, without mpirun's summary."""
 
 from __future__ import annotations
 

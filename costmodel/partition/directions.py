@@ -64,11 +64,11 @@ class SpatialLayer:
         return self.element_bytes * self.batch * self.c_out * self.h_out * self.w_out
 
     def reads(self, direction: LayerCut) -> Held:
-        """How the input has to lie."""
+        """Return how the input has to lie on the devices."""
         return "channels" if self.per_channel and direction == "channels" else READS[direction]
 
     def extent(self, direction: LayerCut) -> int:
-        """What is divided: the extent of the direction's axis, 1 for `whole`."""
+        """Return the extent of the axis that is divided, 1 for `whole`."""
         extents = {
             "h": self.h_out,
             "w": self.w_out,
@@ -193,7 +193,7 @@ def _parts(extent: int, flops_per_s: Sequence[float]) -> list[Fraction]:
 def _needed(
     before: SpatialLayer, after: SpatialLayer | None, held: Held, flops_per_s: Sequence[float]
 ) -> list[Interval]:
-    """What each device of the next layer reads along the axis, halo included."""
+    """Return the rows that each device of the next layer reads along the axis, halo included."""
     if after is None or held not in ("h", "w"):
         return split_extent(_extent_of(before, held), flops_per_s)
     high = held == "h"

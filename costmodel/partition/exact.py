@@ -105,15 +105,15 @@ def _under_cap(
         weighted = (
             inverse if math.isinf(slope) else [c + slope * z for c, z in zip(busy, finite, strict=True)]
         )
-        found = least_sum(
+        best_weighted = least_sum(
             space, [np.where(np.isfinite(c), z, np.inf) for c, z in zip(busy, weighted, strict=True)]
         )
-        z = sum(v / (e - s) for (s, e), v in zip(found.intervals, objective.speeds, strict=True))
+        z = sum(v / (e - s) for (s, e), v in zip(best_weighted.intervals, objective.speeds, strict=True))
         moved = sum(
             float(c[s - node.starts.start, e - s - node.sizes.start])
-            for c, node, (s, e) in zip(capped, space.nodes, found.intervals, strict=True)
+            for c, node, (s, e) in zip(capped, space.nodes, best_weighted.intervals, strict=True)
         )
-        return _Vertex(z, moved, slope, _evaluated(objective, found))
+        return _Vertex(z, moved, slope, _evaluated(objective, best_weighted))
 
     try:
         ends = vertex(math.inf), vertex(0.0)
@@ -148,7 +148,7 @@ def _hull_minimum(
 
 
 def _corner(left: _Vertex, right: _Vertex) -> tuple[float, float]:
-    """Where the supporting lines of two vertices meet: no partition between them lies below."""
+    """Return where the supporting lines of two vertices meet: no partition between them lies below."""
     if math.isinf(left.slope):
         return left.inverse, right.moved + right.slope * (right.inverse - left.inverse)
     gap = left.moved + left.slope * left.inverse - right.moved - right.slope * right.inverse
@@ -158,5 +158,5 @@ def _corner(left: _Vertex, right: _Vertex) -> tuple[float, float]:
     return z, left.moved + left.slope * (left.inverse - z)
 
 
-def _evaluated(objective: LayerObjective, found: BestPartition) -> BestPartition:
-    return BestPartition(found.intervals, objective.value(found.intervals))
+def _evaluated(objective: LayerObjective, partition: BestPartition) -> BestPartition:
+    return BestPartition(partition.intervals, objective.value(partition.intervals))

@@ -145,7 +145,7 @@ def reshard_seconds(
 
 
 def least_blocks(problem: BlockProblem, longest: int | None = None) -> FusedBlocks:
-    """Where to cut the chain into blocks: the shortest path over blocks, resharding between them included.
+    """Cut the chain into blocks: the shortest path over blocks, resharding between them included.
 
     Each block's boundaries are those of `least_block`, the chain's input is on every device. `longest`
     bounds the layers of a block. Exact over the cuts for these boundaries.

@@ -44,13 +44,13 @@ class IntervalCandidates:
 
     def intervals(self) -> list[Interval]:
         """In the thesis' order: by start, then by size; those of the last device by size."""
-        found = [(self.starts[i], self.starts[i] + self.sizes[j]) for i, j in np.argwhere(self.valid)]
-        return found[::-1] if len({end for _, end in found}) == 1 < len(found) else found
+        intervals = [(self.starts[i], self.starts[i] + self.sizes[j]) for i, j in np.argwhere(self.valid)]
+        return intervals[::-1] if len({end for _, end in intervals}) == 1 < len(intervals) else intervals
 
 
 @dataclass(frozen=True, eq=False)
 class IntervalSpace:
-    """What every device may own of rows [0, output), and whether neighbours may own rows in common.
+    """The intervals of rows [0, output) that every device may own; neighbours may own rows in common or not.
 
     Linking: the next interval starts in (start, end] with overlap, at `end` without. An empty interval
     [s, s) passes its start on: the next one starts at s.
@@ -66,7 +66,7 @@ class IntervalSpace:
         return sum(int(node.valid.sum()) for node in self.nodes)
 
     def next_starts(self, interval: Interval) -> range:
-        """Where the interval after this one may start."""
+        """Return the rows at which the interval after this one may start."""
         start, end = interval
         return range(start + 1, end + 1) if self.overlap and end > start else range(end, end + 1)
 
@@ -153,7 +153,7 @@ def limited(space: IntervalSpace, max_rows: Sequence[float]) -> IntervalSpace:
 
 
 def count_partitions(space: IntervalSpace) -> int:
-    """How many partitions the links make, exactly: dynamic programming with integers of any size."""
+    """Count the partitions that the links make, exactly: dynamic programming with integers of any size."""
     ways = [0] * (space.output + 2)  # completions from the interval after, by its start
     ways[space.output] = 1
     for position, node in reversed(list(enumerate(space.nodes))):

@@ -75,13 +75,13 @@ def _least_linked(space: IntervalSpace, node: IntervalCandidates, by_start: Floa
 
 
 def _trace(space: IntervalSpace, best: Sequence[tuple[FloatArray, FloatArray]]) -> tuple[Interval, ...]:
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     start = 0
     for n, (total, by_start) in enumerate(best):
-        if found:
-            after = space.next_starts(found[-1])
+        if intervals:
+            after = space.next_starts(intervals[-1])
             start = after.start + int(np.argmin(by_start[after.start : after.stop]))
         node = space.nodes[n]
         size = node.sizes.start + int(np.argmin(total[start - node.starts.start]))
-        found.append((start, start + size))
-    return tuple(found)
+        intervals.append((start, start + size))
+    return tuple(intervals)

@@ -16,7 +16,7 @@ from tilewright.ir.windows import InputInterval, Interval, check_window, input_i
 
 
 class NaivePiece(NamedTuple):
-    """What one device makes and reads along the axis."""
+    """The rows that one device makes and those that it reads for them."""
 
     output: Interval
     input: InputInterval

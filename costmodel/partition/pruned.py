@@ -54,10 +54,10 @@ def pruned_search(
         for interval in orders[node]:
             if interval[0] not in after or interval in bad[node]:
                 continue
-            found = visit((*prefix, interval))
-            if found[0] < best[0]:
-                best = found
-            elif found[1]:
+            completion = visit((*prefix, interval))
+            if completion[0] < best[0]:
+                best = completion
+            elif completion[1]:
                 bad[node].add(interval)
                 if node == 0:
                     break
@@ -70,7 +70,7 @@ def pruned_search(
 
 
 def _share(orders: Sequence[Sequence[Interval]], prefix: Sequence[Interval]) -> float:
-    """How much of the search lies before `prefix`, were all candidates of a device equally long."""
+    """Return the share of the search before `prefix`, were all candidates of a device equally long."""
     share, width = 0.0, 1.0
     for order, interval in zip(orders[:2], prefix, strict=False):
         width /= len(order)

@@ -70,7 +70,7 @@ def choose_algorithms(
 
 
 def _any(func: Func) -> bool:
-    """Whether any convolution has algorithms to compare."""
+    """Return True where any convolution has algorithms to compare."""
     return any(op.name == "graph.conv2d" and compared(op) for op in func.body.ops)
 
 

@@ -30,10 +30,10 @@ def fold_batch_norm(module: Module, ctx: PassContext) -> Module:
 
 def _scale_and_shift(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     arrays = [rewriter.constant(v) for v in op.operands[1:]]
-    known = [a.astype(np.float64) for a in arrays if a is not None]
-    if len(known) < 4:
+    constants = [a.astype(np.float64) for a in arrays if a is not None]
+    if len(constants) < 4:
         return None
-    gamma, beta, mean, var = known
+    gamma, beta, mean, var = constants
     scale = 1.0 / np.sqrt(var + float(op["epsilon"]))  # type: ignore[arg-type]
     scale = scale * gamma if op["scale"] else scale
     shift = (beta if op["center"] else 0.0) - mean * scale

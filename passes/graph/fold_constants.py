@@ -52,14 +52,14 @@ def _fold(op: Op, rewriter: Rewriter, max_elements: int) -> Sequence[Value] | No
     if op.name in REPEATING and blows_up(op):
         return None
     arrays = [rewriter.constant(v) for v in op.operands]
-    known = [a for a in arrays if a is not None]
-    if len(known) < len(arrays):
+    constants = [a for a in arrays if a is not None]
+    if len(constants) < len(arrays):
         return None
     short = op.name.partition(".")[2]
     source = rewriter.producer(op.operands[0]) if op.operands else None
     base = f"{source['name']}.{short}" if source is not None else short
     values = []
-    for i, (t, result) in enumerate(zip(types, definition.evaluate(known, dict(op.attrs)), strict=True)):
+    for i, (t, result) in enumerate(zip(types, definition.evaluate(constants, dict(op.attrs)), strict=True)):
         array = np.ascontiguousarray(result, dtype=storage_dtype(t.dtype)).reshape(np.shape(result))
         if array.shape != t.shape:
             raise ValueError(f"{op.name} evaluates to shape {array.shape} where its type says {t}")

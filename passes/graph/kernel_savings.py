@@ -1,4 +1,4 @@
-"""How many kernels one product for several saves, counted in the ops around it; equal ones count once."""
+"""Counts the kernels that one product for several saves, in the ops around it; equal ones count once."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Savings:
         self._known: dict[Hashable, int] = {}
 
     def of_all(self, groups: Sequence[ProductGroup]) -> int:
-        """How many kernels there are less with one product in place of each group's."""
+        """Return the number of kernels saved by one product in place of each group's."""
         distinct = {key: len(around.body.ops) for around, key in map(self._place, groups)}
         if sum(distinct.values()) > len(self._func.body.ops):  # little is repeated
             return self._difference(self._func, groups)
         return sum(map(self.of, groups))
 
     def of(self, group: ProductGroup) -> int:
-        """How many kernels there are less with one product in place of the group's alone."""
+        """Return the number of kernels saved by one product in place of this group's alone."""
         around, key = self._place(group)
         if key not in self._known:
             self._known[key] = self._difference(around, [group])
@@ -65,18 +65,18 @@ class Savings:
     def _around(self, group: ProductGroup) -> Func:
         """The ops around a group as a function of their own."""
         x = group.members[0].op.operands[0]
-        found = _spread([x], AHEAD, self._reading, lambda op: op.results)
-        read = [x, *(v for op in found for v in op.operands)]
-        found |= _spread(read, BEHIND, self._computing, lambda op: op.operands)
-        found |= {op for v in list(_operands(found)) for op in self._computing(v) if _is_constant(op)}
-        ops = [op for op in self._func.body.ops if op in found]
+        near = _spread([x], AHEAD, self._reading, lambda op: op.results)
+        read = [x, *(v for op in near for v in op.operands)]
+        near |= _spread(read, BEHIND, self._computing, lambda op: op.operands)
+        near |= {op for v in list(_operands(near)) for op in self._computing(v) if _is_constant(op)}
+        ops = [op for op in self._func.body.ops if op in near]
         made = {r for op in ops for r in op.results}
         params = dict.fromkeys(v for v in _operands(ops) if v not in made)
         results = [
             r
             for op in ops
             for r in op.results
-            if not _is_constant(op) and any(u not in found for u in self._readers.get(r, ()))
+            if not _is_constant(op) and any(u not in near for u in self._readers.get(r, ()))
         ]
         b = Builder()
         b.do("graph.return", *results)
@@ -105,12 +105,12 @@ def _spread(
     values_of: Callable[[Op], Collection[Value]],
 ) -> set[Op]:
     """The ops that are at most so many steps away from some values."""
-    found: set[Op] = set()
+    ops: set[Op] = set()
     for _ in range(steps):
-        fresh = {op for v in values for op in ops_at(v)} - found
-        found |= fresh
+        fresh = {op for v in values for op in ops_at(v)} - ops
+        ops |= fresh
         values = [v for op in fresh for v in values_of(op)]
-    return found
+    return ops
 
 
 def _key(func: Func, group: ProductGroup) -> Hashable:

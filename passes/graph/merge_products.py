@@ -55,7 +55,7 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
 
 
 def _faster(group: ProductGroup | None, seconds: Callable[[Op], float]) -> ProductGroup | None:
-    """As much of the group as one product takes no longer for than its members in turn."""
+    """Return as much of the group as one product computes no slower than its members one after another."""
     if group is None:
         return None
     whole_s, apart_s = seconds(whole_product(group)), 0.0
@@ -74,11 +74,11 @@ def _saving(
     savings = Savings(func, lambda some, merging: _merged(some, merging, scratch), ctx)
     if savings.of_all(groups) >= sum(map(_products_less, groups)):
         return list(groups)
-    found = []
+    saving = []
     for whole in groups:
         options = [g for g in (whole, whole.without_join) if g is not None]
-        found += next(([g] for g in options if savings.of(g) >= _products_less(g)), [])
-    return found
+        saving += next(([g] for g in options if savings.of(g) >= _products_less(g)), [])
+    return saving
 
 
 def _products_less(group: ProductGroup) -> int:
@@ -134,14 +134,14 @@ class _Writer:
             with self.b.at(step.op.loc):
                 operands = [value]
                 if step.constant >= 0:
-                    given = [s.op.operands[s.constant] for s in steps]
-                    constant = self._joined(given, step.axis) if step.axis >= 0 else given[0]
+                    constants = [s.op.operands[s.constant] for s in steps]
+                    constant = self._joined(constants, step.axis) if step.axis >= 0 else constants[0]
                     operands.insert(step.constant, constant)
                 (value,) = self.b.emit(step.op.name, operands, dict(step.op.attrs))
         return value
 
     def slices(self, group: ProductGroup, whole: Value) -> dict[Value, Value]:
-        """What replaces the last value of each member that is read by itself."""
+        """Return, for each member that is read by itself, the slice that replaces its last value."""
         out, start = {}, 0
         for p in group.members:
             if p in group.apart:
@@ -151,7 +151,7 @@ class _Writer:
         return out
 
     def join(self, op: Op, group: ProductGroup, whole: Value) -> Value:
-        """What replaces a concatenation whose first or last operands are part of `whole`."""
+        """Return the value that replaces a concatenation whose first or last operands are part of `whole`."""
         axis = channel_axis(group.members[0].op)
         rest = op.operands[group.pieces :] if group.leads else op.operands[: -group.pieces]
         with self.b.at(op.loc):

@@ -85,12 +85,12 @@ class _Narrower:
 
     def typed(self, v: Value, dtype: str) -> Value:
         """The kept form of `v` as `dtype`; each conversion is made once, and never back and forth."""
-        kept = self.home[v]
-        if not isinstance(kept.type, TensorType) or kept.tensor.dtype == dtype:
-            return kept
-        key = (kept, dtype)
+        stored = self.home[v]
+        if not isinstance(stored.type, TensorType) or stored.tensor.dtype == dtype:
+            return stored
+        key = (stored, dtype)
         if key not in self.versions:
-            self.versions[key] = self.b.value("graph.cast", kept, dtype=dtype)
-            if kept in self.constants:
+            self.versions[key] = self.b.value("graph.cast", stored, dtype=dtype)
+            if stored in self.constants:
                 self.constants.add(self.versions[key])
         return self.versions[key]

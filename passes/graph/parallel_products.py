@@ -106,13 +106,13 @@ def parallel_products(func: Func, pool: ConstantPool) -> list[ProductGroup]:
     concatenations those only that can be written in place: others would be copied from a slice.
     """
     finder = _Finder(func, pool)
-    found: dict[Hashable, list[Product]] = {}
+    by_key: dict[Hashable, list[Product]] = {}
     for op in func.body.ops:
         if op.name in PRODUCTS and op.get("groups", 1) == 1 and finder.array(op.operands[1]) is not None:
             p = finder.product(op)
-            found.setdefault(finder.key(p), []).append(p)
+            by_key.setdefault(finder.key(p), []).append(p)
     joins: set[Op] = set()
-    groups = [finder.group(products, joins) for products in found.values() if len(products) > 1]
+    groups = [finder.group(products, joins) for products in by_key.values() if len(products) > 1]
     return [g for g in groups if len(g.members) > 1]
 
 
@@ -169,7 +169,7 @@ class _Finder:
         return any(user.name in _PLACED for user in self.users.get(v, []))
 
     def group(self, products: Sequence[Product], joins: set[Op]) -> ProductGroup:
-        """What of equal products can be one; no concatenation is taken twice, those taken are in `joins`."""
+        """Return those of equal products that can be one; `joins` has the concatenations taken already."""
         apart = tuple(p for p in products if not self.placed(p.end))
         best = ProductGroup(apart)
         for join in dict.fromkeys(user for p in products for user in self.users.get(p.end, [])):
@@ -187,7 +187,7 @@ class _Finder:
         return best
 
     def _may_grow(self, join: Op, channel: int) -> bool:
-        """Whether a concatenation along the channels may be a slice of a larger one."""
+        """Return True where a concatenation along the channels may be a slice of a larger one."""
         if join.name != "graph.concatenate" or len(set(join.operands)) < len(join.operands):
             return False
         return join.integer("axis") % join.result.tensor.rank == channel and not self.placed(join.result)

@@ -54,10 +54,10 @@ def with_input_shapes(module: Module, shapes: Mapping[str, Sequence[int]]) -> Mo
             f"expected a graph-level module, whose shapes can change, got one of level {main.level.value}",
             where=f"@{module.name}",
         )
-    wanted = _checked(module, shapes)
-    if all(p.tensor.shape == shape for p, shape in zip(main.params, wanted, strict=True)):
+    new_shapes = _checked(module, shapes)
+    if all(p.tensor.shape == shape for p, shape in zip(main.params, new_shapes, strict=True)):
         return module
-    func = _Derivation(main, wanted).run()
+    func = _Derivation(main, new_shapes).run()
     return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
 
 
@@ -116,7 +116,7 @@ class _Derivation:
         return replace(self.func, body=body, result_types=types)
 
     def sentence(self, op: Op, error: InputError) -> str:
-        """What went wrong at an op, with the old and new shapes of its operands."""
+        """Describe a fault at an op, with the old and new shapes of its operands."""
         pairs = [
             f"{v.type} -> {[d.new for d in self.dims[v]]}"
             if any(d.changed for d in self.dims[v])

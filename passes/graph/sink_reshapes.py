@@ -46,11 +46,11 @@ def _sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         source, made = _before_views(value, rewriter)
         if made is None or made.name not in BEGINNINGS | ELEMENTWISE or value.tensor.shape != shape:
             continue
-        kept = _kept(source.tensor.shape, value.tensor.shape)
+        tail = _kept(source.tensor.shape, value.tensor.shape)
         others = [v for v in op.operands if v is not value]
-        if kept == len(source.tensor.shape) or not all(_alike(v.tensor.shape, kept) for v in others):
+        if tail == len(source.tensor.shape) or not all(_alike(v.tensor.shape, tail) for v in others):
             continue
-        operands = [source if v is value else _without_front(v, kept, rewriter) for v in op.operands]
+        operands = [source if v is value else _without_front(v, tail, rewriter) for v in op.operands]
         result = TensorType(op.result.tensor.dtype, source.tensor.shape)
         (early,) = rewriter.emit(op.name, operands, dict(op.attrs), types=[result], hint=op.result.hint)
         return rewriter.emit("graph.reshape", [early], {"newshape": shape}, types=[op.result.type])
@@ -58,7 +58,7 @@ def _sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
 
 
 def _before_views(value: Value, rewriter: Rewriter) -> tuple[Value, Op | None]:
-    """What reshapes without another use were made of, and its op."""
+    """Return the value before reshapes without another use, and the op that makes it."""
     made = rewriter.producer(value)
     while made is not None and made.name in VIEWS and rewriter.uses(value) == 1:
         (value,) = made.operands
@@ -67,20 +67,20 @@ def _before_views(value: Value, rewriter: Rewriter) -> tuple[Value, Op | None]:
 
 
 def _kept(before: Sequence[int], after: Sequence[int]) -> int:
-    """How many of the last dimensions a reshape leaves as they are."""
+    """Return the number of last dimensions that a reshape leaves as they are."""
     pairs = zip(reversed(before), reversed(after), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _alike(shape: Sequence[int], kept: int) -> bool:
-    """Whether an operand is broadcast along everything but the last `kept` dimensions."""
-    return all(n == 1 for n in shape[: max(0, len(shape) - kept)])
+def _alike(shape: Sequence[int], tail: int) -> bool:
+    """Return True where an operand is broadcast along everything but the last `kept` dimensions."""
+    return all(n == 1 for n in shape[: max(0, len(shape) - tail)])
 
 
-def _without_front(v: Value, kept: int, rewriter: Rewriter) -> Value:
-    if len(v.tensor.shape) <= kept:
+def _without_front(v: Value, tail: int, rewriter: Rewriter) -> Value:
+    if len(v.tensor.shape) <= tail:
         return v
-    shape = v.tensor.shape[len(v.tensor.shape) - kept :]
+    shape = v.tensor.shape[len(v.tensor.shape) - tail :]
     return rewriter.emit(
         "graph.reshape", [v], {"newshape": shape}, types=[TensorType(v.tensor.dtype, shape)]
     )[0]

@@ -1,1 +1,1 @@
-"""What ranks measure: the machine they run on, and the components of a run."""
+"""Measurements by ranks: the machine they run on, and the components of a run."""

@@ -31,7 +31,7 @@ class LinkSample:
     devices: int
 
     def terms(self) -> tuple[float, float, float]:
-        """What the call, the latency and seconds per byte count: a ring's formulas (`costmodel.cluster`)."""
+        """Return how often call, latency and seconds per byte count (`costmodel.links`)."""
         n = self.devices
         if self.kind == "message":
             return 1.0, 1.0, float(self.nbytes)
@@ -60,23 +60,23 @@ def measure_link(communicator: AnyCommunicator, *, target: str, repeats: int, pi
 def _talk(kind: str, elements: int, rank: int, n: int) -> Module:
     """A token around the ring of ranks, or sums over all of them, `ROUNDS` times one after another."""
     type_ = f"f32[{elements}]"
-    lines, held = [], "%x"
+    lines, value = [], "%x"
     for turn in range(ROUNDS):
         if kind == "all_reduce":
             group = f'rank = {rank}, ranks = {list(range(n))}, reduction = "max"'
-            lines.append(f"%{turn} = graph.all_reduce({held}, {group}) : {type_}")
+            lines.append(f"%{turn} = graph.all_reduce({value}, {group}) : {type_}")
         else:
-            send = f"graph.send({held if rank == 0 else f'%{turn}'}, to = {(rank + 1) % n}, tag = 0)"
+            send = f"graph.send({value if rank == 0 else f'%{turn}'}, to = {(rank + 1) % n}, tag = 0)"
             source = (rank - 1) % n
             receive = (
                 f'%{turn} = graph.recv(source = {source}, tag = 0, dtype = "f32", shape = [{elements}])'
                 f" : {type_}"
             )
             lines += [send, receive] if rank == 0 else [receive, send]
-        held = f"%{turn}"
+        value = f"%{turn}"
     body = "\n".join(lines)
     return parse(
-        f"module @link {{ graph.func @main(%x: {type_}) -> {type_} {{\n{body}\ngraph.return({held}) }} }}"
+        f"module @link {{ graph.func @main(%x: {type_}) -> {type_} {{\n{body}\ngraph.return({value}) }} }}"
     )
 
 

@@ -76,7 +76,7 @@ class WholeNetwork:
         self.exe.close()
 
     def outputs(self) -> list[np.ndarray]:
-        """Of one run."""
+        """Return the outputs of one run."""
         return self.exe(*self._inputs)
 
     def times(self) -> NetworkTimes:
@@ -89,7 +89,7 @@ class WholeNetwork:
         return NetworkTimes(total_s, launches, between, self.exe.device, self.exe.target)
 
     def _own_times(self) -> list[float]:
-        """Of this rank: a run, how long kernels ran in it, and each launch.
+        """Return the seconds of this rank: a run, the kernels in it, and each launch.
 
         All of one run where the device tells when launches ran; else launches run alone.
         """
@@ -155,9 +155,9 @@ def device_memory_bytes(target: str) -> int:
 
 
 def _storage(folder: str, devices: int) -> Storage:
-    found = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
+    rates = measure_storage(folder, seconds=STORAGE_S, max_bytes=STORAGE_BYTES)
     free = shutil.disk_usage(folder).free
-    return Storage(found.read_bytes_per_s, found.write_bytes_per_s, float(max(free, 1)), "half", devices)
+    return Storage(rates.read_bytes_per_s, rates.write_bytes_per_s, float(max(free, 1)), "half", devices)
 
 
 def record_text(cluster: Cluster, notes: Sequence[str]) -> str:

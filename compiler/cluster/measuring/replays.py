@@ -31,7 +31,7 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 @dataclass(frozen=True)
 class ReplayTimes:
-    """What one rank measured, in seconds.
+    """Seconds that one rank measured.
 
     total_s: of a replay. kernels_s: of one without its communications. talks: communications in the plan's
     order. talks_s: of each, the least over launches one by one: it includes waiting for others.

@@ -29,7 +29,7 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 
 @dataclass(frozen=True)
 class Execution:
-    """What all ranks measured.
+    """The measurements of all ranks.
 
     total_s: seconds of the slowest rank. clock: `launches` where every launch of one replay was timed,
     `replays` where replays with and without communications were. memory_bytes: of weights, arena,
@@ -48,7 +48,7 @@ def execute(
     plan: ParallelPlan,
     communicator: AnyCommunicator,
     inputs: Sequence[np.ndarray],
-    wanted: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
     link: Link,
     *,
     target: str,
@@ -56,7 +56,7 @@ def execute(
     repeats: int,
     pick: Pick,
 ) -> Execution:
-    """Every rank calls it with the same arguments and gets the same; `wanted`: outputs of the whole network.
+    """Run a plan; all ranks call this with the same arguments. `expected`: outputs of the whole network.
 
     link: between ranks, which bounds what a message takes where the host does not see it.
     Raises as `tilewright.distributed.compile` does.
@@ -71,24 +71,24 @@ def execute(
     )
     with exe:
         outputs = exe(*inputs)
-        error = max(relative_error(o, w) for o, w in zip(outputs, wanted, strict=True))
+        error = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
         own: dict[str, Any] = {"error": error, "memory_bytes": _memory_bytes(exe)}
         if timed is not None:
             own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
         else:
             own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
     texts = communicator.gather_texts(json.dumps(own), doing="reporting")
-    found = list(map(json.loads, texts))
+    reports = list(map(json.loads, texts))
     if timed is not None:
-        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in found], plan, pick)
+        ranks = measured_times([RankTrace.from_plain(f["trace"]) for f in reports], plan, pick)
     else:
-        ranks = times_by_replays([ReplayTimes.from_plain(f["replays"]) for f in found], plan, link)
+        ranks = times_by_replays([ReplayTimes.from_plain(f["replays"]) for f in reports], plan, link)
     return Execution(
         tuple(ranks),
         max(r.total_s for r in ranks),
         "launches" if timed is not None else "replays",
-        tuple(f["memory_bytes"] for f in found),
-        max(f["error"] for f in found),
+        tuple(f["memory_bytes"] for f in reports),
+        max(f["error"] for f in reports),
     )
 
 

@@ -1,4 +1,4 @@
-"""When the launches and communications of all ranks ran, and the seconds of every rank's components from it.
+"""Times of the launches and communications of all ranks, and the seconds of each rank's components.
 
 Kernels and communications are timed by the device's clock, launch by launch. How much of a communication is
 waiting for other ranks follows from when each of them came to it by the host's clock, which all processes of
@@ -53,9 +53,9 @@ class TimedCommunicator:
         return self._inner.start(kernel, operands, results, doing=doing, stream=stream)
 
     def taken(self) -> list[float]:
-        """When the communications since the last call were posted, in their order."""
-        found, self._posted = self._posted, []
-        return found
+        """Return the times at which the communications since the last call were posted, in their order."""
+        posted, self._posted = self._posted, []
+        return posted
 
     def gather_texts(self, text: str, *, doing: str) -> list[str]:
         """See `Communicator.gather_texts`."""
@@ -76,7 +76,7 @@ class TimedCommunicator:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank saw of several replays.
+    """The launches and communications of several replays on one rank.
 
     kernels: by launch, its communication, None for one that computes. spans: per replay, start and end of
     every launch since the first start. posted: per replay, when every communication was posted, by a clock
@@ -104,7 +104,7 @@ class RankTrace:
 
 
 def end_s(spans: Sequence[Span]) -> float:
-    """When the last one ends."""
+    """Return the end of the last span."""
     return max((end for _, end in spans), default=0.0)
 
 
@@ -144,12 +144,12 @@ def _waits(traces: Sequence[RankTrace], replay: int) -> list[list[float]]:
     posts: dict[_Meeting, list[float]] = defaultdict(list)
     for trace, of_rank in zip(traces, meetings, strict=True):
         for begin, own in zip(trace.posted[replay], of_rank, strict=True):
-            for meeting, given in own:
-                if given != "taken":
+            for meeting, role in own:
+                if role != "taken":
                     posts[meeting].append(begin)
     return [
         [
-            max([0.0, *(t - begin for meeting, given in own if given != "sent" for t in posts[meeting])])
+            max([0.0, *(t - begin for meeting, role in own if role != "sent" for t in posts[meeting])])
             for begin, own in zip(trace.posted[replay], of_rank, strict=True)
         ]
         for trace, of_rank in zip(traces, meetings, strict=True)
@@ -168,9 +168,9 @@ def _meetings(kernels: Sequence[CommunicationKernel | None], rank: int) -> list[
             keys = [(("message", rank, m.peer, m.tag), "sent") for m in kernel.sends]
             keys += [(("message", m.peer, rank, m.tag), "taken") for m in kernel.receives]
         out.append([])
-        for key, given in keys:
-            out[-1].append(((*key, seen[key, given]), given))
-            seen[key, given] += 1
+        for key, role in keys:
+            out[-1].append(((*key, seen[key, role]), role))
+            seen[key, role] += 1
     return out
 
 

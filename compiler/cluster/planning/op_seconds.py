@@ -85,9 +85,9 @@ def op_seconds(
     modelled = seconds_by_location(func, rates)
     measured: dict[str, float] = defaultdict(float)
     for origin, seconds in launches:
-        known = [loc for loc in origin if modelled.get(loc)] or [max(modelled, key=lambda k: modelled[k])]
-        work = sum(modelled[loc] for loc in known)
-        for loc in known:
+        locations = [loc for loc in origin if modelled.get(loc)] or [max(modelled, key=lambda k: modelled[k])]
+        work = sum(modelled[loc] for loc in locations)
+        for loc in locations:
             measured[loc] += seconds * modelled[loc] / work
     factors = {loc: measured[loc] / work for loc, work in modelled.items() if work}
     return OpSeconds(rates, factors, overhead_share, dict(measured))

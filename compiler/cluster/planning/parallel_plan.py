@@ -1,4 +1,4 @@
-"""How a plan divides a network: replicas, parts of weights, stages; and which rank does what of it."""
+"""The division of a network by a plan: replicas, parts of weights, stages, coordinates of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.ir import InputError
 
 @dataclass(frozen=True)
 class RankCoordinates:
-    """What a rank does: stage `stage` of replica `replica`, with part `part` of the weights."""
+    """The coordinates of a rank: stage `stage` of replica `replica`, with part `part` of the weights."""
 
     stage: int
     replica: int
@@ -54,13 +54,13 @@ class ParallelPlan:
         return f"{text}, {self.micro_batches} micro-batches" if self.micro_batches > 1 else text
 
     def coordinates(self, rank: int) -> RankCoordinates:
-        """What a rank does."""
+        """Return the coordinates of a rank."""
         rest, part = divmod(rank, self.tp)
         stage, replica = divmod(rest, self.dp)
         return RankCoordinates(stage, replica, part)
 
     def rank(self, stage: int, replica: int, part: int) -> int:
-        """Which rank does it."""
+        """Return the rank at these coordinates."""
         return (stage * self.dp + replica) * self.tp + part
 
     def tensor_group(self, own: RankCoordinates) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What each rank of a division runs: split-batch, split-pipeline and split-weights, one inside the other.
+"""The module of each rank of a plan: split-batch, split-pipeline and split-weights, one inside the other.
 
 Each pass is for the whole world. Here, samples are cut first, what computes one replica's samples is cut into
 stages, and the weights of a stage among its ranks; numbers of ranks within a group become those of the world.
@@ -44,7 +44,7 @@ class _Replica:
 
 
 def part_of(module: Module, plan: ParallelPlan, rank: int) -> Module:
-    """What `rank` runs of a graph-level network (after the graph passes); its signature is the network's.
+    """Return the part of `rank` of a network after the graph passes; its signature is the network's.
 
     Raises UnsupportedError where an op mixes samples that replicas or micro-batches have apart, and where no
     weight is large enough to be divided; InputError where a batch is too small.
@@ -151,7 +151,7 @@ def _renumbered(op: Op, plan: ParallelPlan, own: RankCoordinates) -> Op:
 
 
 def _weights(module: Module, plan: ParallelPlan, members: Sequence[int], part: int) -> Module:
-    """As split-weights does for the whole world, among `members`."""
+    """Divide weights among `members` as split-weights does for the whole world."""
     cutting = WeightCuts((1.0,) * plan.tp, plan.least_weight_bytes)
     module = with_divided_weights(fold_constants()(module), members, part, cutting, messages=True)
     if not cutting.held:

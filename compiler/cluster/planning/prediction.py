@@ -32,7 +32,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """When a value that came from other ranks is there, by which component, and how long it was under way."""
+    """The arrival of a value from other ranks: its time, its component, and how long it was under way."""
 
     at_s: float
     component: str
@@ -41,7 +41,7 @@ class _Arrival:
 
 @dataclass
 class _Rank:
-    """Where one rank is: its next op, and when its kernels and its link are free."""
+    """The state of one rank: its next op, and when its kernels and its link are free."""
 
     number: int
     ops: Sequence[Op]
@@ -53,7 +53,7 @@ class _Rank:
     times: RankTimes = field(default_factory=RankTimes)
 
     def ready_s(self, values: Sequence[Value]) -> float:
-        """When all these values are there."""
+        """Return the time at which all these values are there."""
         return max((self.made.get(v, 0.0) for v in values), default=0.0)
 
     def wait_for(self, values: Sequence[Value]) -> None:
@@ -73,7 +73,7 @@ class _Rank:
 
 
 def component_of(others: Iterable[int], plan: ParallelPlan, rank: int) -> str:
-    """What a communication of `rank` with `others` belongs to: pp between stages, dp between replicas, wp."""
+    """Return the component of a communication: pp between stages, dp between replicas, else wp."""
     own, places = plan.coordinates(rank), [plan.coordinates(r) for r in others]
     if any(p.stage != own.stage for p in places):
         return "pp"

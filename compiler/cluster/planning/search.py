@@ -1,4 +1,4 @@
-"""Which division of a network over a few devices is fastest, among those that can be executed.
+"""The search for the fastest division of a network over a few devices, among those that can be executed.
 
 Seconds of kernels of fewer samples are measured for some sizes, bounded and interpolated between: with more
 samples an op takes no less time, and no more time per sample. So between two measured sizes the whole
@@ -47,7 +47,7 @@ class SizeSeconds:
 
 @dataclass(frozen=True)
 class SizeTable:
-    """What is known of a network by how many samples its kernels compute at once.
+    """Seconds of a network's ops by the number of samples that its kernels compute at once.
 
     module: the whole network. known: measured seconds, those of its own batch among them; or the record's.
     """
@@ -67,7 +67,7 @@ class SizeTable:
         return self._found[samples]
 
     def slowness(self, samples: int) -> float:
-        """What a sample takes in kernels of this size, to what it takes in the whole batch; 1 if unknown."""
+        """Time of a sample in kernels of this size, in times of one in the whole batch; 1 if unknown."""
         whole = max(self.known)
         total_s, batch_s = self.of(samples).total_s, self.of(whole).total_s
         return total_s * whole / (samples * batch_s) if batch_s else 1.0
@@ -123,7 +123,7 @@ _ALL = 1 << 20
 
 @dataclass(frozen=True)
 class RequestedShape:
-    """What was asked for: numbers of a division, 0 where the search may choose."""
+    """The numbers of a division that the user fixed, 0 where the search may choose."""
 
     dp: int = 0
     tp: int = 0
@@ -131,7 +131,7 @@ class RequestedShape:
     micro_batches: int = 0
 
     def takes(self, row: Mapping[str, Any]) -> bool:
-        """Whether a configuration is as asked for."""
+        """Return True for a configuration that has the fixed numbers."""
         shape = {"dp": self.dp, "wp": self.tp, "p": self.p, "micro_batches": self.micro_batches}
         return all(not number or row[name] == number for name, number in shape.items())
 
@@ -151,7 +151,7 @@ class PlanningProblem:
     least_weight_bytes: int
 
     def samples(self, division: ParallelPlan) -> int:
-        """How many samples a kernel of a division computes at once."""
+        """Return the number of samples that a kernel of a division computes at once."""
         return self.batch // (division.dp * division.micro_batches)
 
     @property
@@ -191,7 +191,7 @@ class PlanCandidate:
 
 
 def candidates(problem: PlanningProblem, wanted: RequestedShape) -> list[PlanCandidate]:
-    """What the corrected cluster model (inference, everything in memory) finds feasible, fastest first.
+    """Return the feasible candidates of the corrected model (inference, all in memory), fastest first.
 
     Raises InputError where what is wanted uses another number of devices, WorkError with the reasons where
     nothing is feasible.
@@ -214,23 +214,26 @@ def candidates(problem: PlanningProblem, wanted: RequestedShape) -> list[PlanCan
     )
     result = search(cluster, model, training, top=_ALL)
     starts = unit_starts(problem.module.main)
-    found = []
+    feasible = []
     for row in map(_with_micro_batches(batch), result.rows()):
         if wanted.takes(row) and (row["p"] > 1 or row["micro_batches"] == 1):
             division = _division(row, model, starts, problem.least_weight_bytes)
-            found.append(PlanCandidate(row, division, problem.samples(division)))
-    if not found:
+            feasible.append(PlanCandidate(row, division, problem.samples(division)))
+    if not feasible:
         evaluation = result.evaluation
         rows = map(_with_micro_batches(batch), map(evaluation.row, range(len(evaluation.configurations))))
         reasons = dict.fromkeys(why for row in rows if wanted.takes(row) for why in row["infeasible"])
-        told = "; ".join(reasons) or "there is no such configuration"
-        raise WorkError(f"no division of {problem.name} over {cluster.devices} devices as asked: {told}")
-    return found
+        sentence = "; ".join(reasons) or "there is no such configuration"
+        raise WorkError(f"no division of {problem.name} over {cluster.devices} devices as asked: {sentence}")
+    return feasible
 
 
 def _with_micro_batches(batch: int) -> Any:
-    def row(found: dict[str, Any]) -> dict[str, Any]:
-        return {**found, "micro_batches": batch // max(found["dp"] * found["micro_batch"], 1)}
+    def row(configuration: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **configuration,
+            "micro_batches": batch // max(configuration["dp"] * configuration["micro_batch"], 1),
+        }
 
     return row
 
@@ -242,7 +245,7 @@ def _division(row: Mapping[str, Any], model: NetworkModel, starts: Sequence[int]
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What was chosen, among what, and what is known of the network's sizes.
+    """The chosen candidate, all candidates, and the seconds known of the network's sizes.
 
     open_: how many divisions rest on estimates and may be faster, by more than `WORTH`.
     """
@@ -255,7 +258,7 @@ class SearchOutcome:
 
 def best_division(
     problem: PlanningProblem,
-    wanted: RequestedShape,
+    shape: RequestedShape,
     communicator: AnyCommunicator | None = None,
     measure: Callable[[int], OpSeconds] | None = None,
     most_sizes: int = 0,
@@ -270,16 +273,16 @@ def best_division(
     communicator: its ranks share the pricing, each calls this with the same arguments.
     Raises as `candidates`, and WorkError where nothing can be executed.
     """
-    search = _Search(problem, candidates(problem, wanted), communicator, most)
-    asked = 0
+    search = _Search(problem, candidates(problem, shape), communicator, most)
+    measurements = 0
     while True:
         search.price()
         rivals = search.rivals(search.sure_s)
-        if measure is None or asked >= most_sizes or not rivals:
+        if measure is None or measurements >= most_sizes or not rivals:
             break
         size = min(rivals, key=lambda c: c.predicted_s).samples
         search.sizes = search.sizes.with_measured(size, measure(size))
-        asked += 1
+        measurements += 1
     sure = [c for c in search.found if c.basis != "estimated"] if most_sizes else search.found
     best = min(sure, key=lambda c: c.predicted_s, default=search.found[0])
     if not best.ranks:
@@ -335,10 +338,10 @@ class _Search:
 
     def _price_known(self) -> None:
         own = self.communicator.rank if self.communicator is not None else 0
-        told = json.dumps({i: self._priced(i) for i, owner in self.owners.items() if owner == own})
-        texts = [told]
+        prices = json.dumps({i: self._priced(i) for i, owner in self.owners.items() if owner == own})
+        texts = [prices]
         if self.communicator is not None:
-            texts = self.communicator.gather_texts(told, doing="comparing divisions")
+            texts = self.communicator.gather_texts(prices, doing="comparing divisions")
         for text in texts:
             for i, row in json.loads(text).items():
                 candidate = self.found[int(i)]

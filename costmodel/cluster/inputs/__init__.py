@@ -1,1 +1,1 @@
-"""What a plan is made of: clusters, models and trainings, from files or from networks."""
+"""The inputs of a plan: clusters, models and trainings, from files or from networks."""

@@ -40,10 +40,10 @@ def quantity(value: object, dimension: str, where: str) -> float:
     Raises InputError at `where` (file and field) for anything that is not a number with such a unit.
     """
     example, units = DIMENSIONS[dimension]
-    found = _NUMBER.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[2] not in units:
+    match = _NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
         raise InputError(f'expected a quantity such as "{example}", got {value!r:.60}', where=where)
-    result = float(found[1]) * units[found[2]]
+    result = float(match[1]) * units[match[2]]
     if not result < 1e30:
         raise InputError(f"expected less than 1e30 base units, got {value!r:.60}", where=where)
     return result
@@ -147,8 +147,8 @@ class Fields:
     def quantities(self, key: str, names: Sequence[str], dimension: str) -> dict[str, float]:
         """A table of quantities under some of `names`."""
         inner = self.table(key)
-        given = [name for name in names if inner.has(name)]
-        values = {name: inner.quantity(name, dimension) for name in given}
+        present = [name for name in names if inner.has(name)]
+        values = {name: inner.quantity(name, dimension) for name in present}
         inner.finish()
         if not values:
             raise InputError(f"expected at least one of {', '.join(names)}", where=self.place(key))
@@ -191,9 +191,9 @@ def record_names(kind: str) -> tuple[str, ...]:
 
 
 def _path_of(path_or_name: str | Path, kind: str) -> Path:
-    given = Path(path_or_name)
-    if given.suffix == ".toml" or len(given.parts) != 1:
-        return given
+    path = Path(path_or_name)
+    if path.suffix == ".toml" or len(path.parts) != 1:
+        return path
     names = record_names(kind)
     if str(path_or_name).lower() not in names:
         raise InputError(

@@ -48,12 +48,12 @@ class Storage:
 
     @property
     def device_read_bytes_per_s(self) -> float:
-        """What one device reads while all that share it read."""
+        """Bytes per second that one device reads while all that share the storage read."""
         return self.read_bytes_per_s / self.devices
 
     @property
     def device_write_bytes_per_s(self) -> float:
-        """What one device writes while all that share it write."""
+        """Bytes per second that one device writes while all that share the storage write."""
         return self.write_bytes_per_s / self.devices
 
     @property

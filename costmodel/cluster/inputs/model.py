@@ -1,4 +1,4 @@
-"""What a model asks of one pipeline stage, per sample; a transformer gives it by its dimensions."""
+"""The load that a model puts on one pipeline stage, per sample; a transformer states it by its dimensions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class StageLoad:
 
 
 class ClusterModel(Protocol):
-    """What the corrected mode needs of a model."""
+    """The properties of a model that the corrected mode needs."""
 
     @property
     def name(self) -> str:

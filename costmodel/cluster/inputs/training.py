@@ -1,4 +1,4 @@
-"""How a model is trained or run: batch, precision, optimizer, and the candidates of every searched choice."""
+"""A training or an inference: batch, precision, optimizer, and the candidates of every searched choice."""
 
 from __future__ import annotations
 

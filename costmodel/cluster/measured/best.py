@@ -47,7 +47,7 @@ class BestPrediction:
 
     @property
     def error(self) -> float:
-        """Of the step time: predicted / measured - 1."""
+        """Error of the step time: predicted / measured - 1."""
         return self.measured_tflops / self.predicted_tflops - 1.0
 
     def as_json(self) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def memory_needed(runs: TrainingRuns) -> Array:
     per_stage = np.ceil(runs.layers / runs.pipeline)
     tokens = runs.micro_batch * runs.sequence
     in_flight = np.minimum(runs.pipeline, runs.micro_batches)
-    kept = 2.0 * tokens * runs.hidden * per_stage * in_flight
+    layer_inputs = 2.0 * tokens * runs.hidden * per_stage * in_flight
     logits = _LOGIT_BYTES * tokens * runs.vocabulary / runs.tensor
-    return _STATE_BYTES * stage_parameters(runs) + kept + activation_bytes(runs) + logits
+    return _STATE_BYTES * stage_parameters(runs) + layer_inputs + activation_bytes(runs) + logits
 
 
 def _best(row: BestRate, stack: Stack) -> BestPrediction:

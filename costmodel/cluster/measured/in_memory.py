@@ -22,7 +22,7 @@ _OPTIMIZER_BYTES = 28.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a node can do: peak FLOP/s of one device, its memory, and the network of one node."""
+    """The rates of a node: peak FLOP/s of one device, its memory, and the network of one node."""
 
     name: str
     peak_flops: float
@@ -75,7 +75,7 @@ class TrainingRuns:
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """What a software stack makes of a machine; fitted to measured steps within physical bounds.
+    """The coefficients of a software stack on a machine, fitted to measured steps within physical bounds.
 
     `gemm_efficiency` is the share of the peak that large products reach, `gemm_half_elements` the elements
     (tokens x hidden / tensor) at which they reach half of it. `memory_passes` counts how often a layer's

@@ -45,7 +45,7 @@ class RingTable:
 
 
 def ring_share(ranks: ArrayLike) -> Array:
-    """What a ring all-reduce moves over each link, as a multiple of the size: 2(n-1)/n."""
+    """Return the bytes that a ring all-reduce moves over each link, as a multiple of the size: 2(n-1)/n."""
     n = np.asarray(ranks, dtype=np.float64)
     return 2.0 * (n - 1.0) / n
 

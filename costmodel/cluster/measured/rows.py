@@ -98,7 +98,7 @@ def best_rates(source: str) -> list[BestRate]:
 
 
 def citation(source: str) -> str:
-    """Where the rows of any source come from."""
+    """Return the publication that the rows of a source come from."""
     return _facts(source, tuple(_description()["sources"]))["citation"]
 
 

@@ -37,12 +37,12 @@ def evaluate_in_memory(cluster: Cluster, model: ClusterModel, training: Training
         raise UnsupportedError(f"fitted knobs price transformers by dimensions only, got {model.name}")
     if training.phase != "training" or "IM" not in training.schedules:
         raise UnsupportedError(f"fitted knobs price training with schedule IM, which {training.name} lacks")
-    found = evaluate(cluster, model, training, "corrected")
-    runs = _runs(found.configurations, model, training)
+    evaluation = evaluate(cluster, model, training, "corrected")
+    runs = _runs(evaluation.configurations, model, training)
     seconds = step_time(runs, machine_of(cluster, training.precision), knobs)
-    streamed = found.configurations.schedule != SCHEDULES.index("IM")
+    streamed = evaluation.configurations.schedule != SCHEDULES.index("IM")
     return replace(
-        found,
+        evaluation,
         total_s=seconds.total,
         components_s={
             "compute": seconds.compute,
@@ -53,7 +53,7 @@ def evaluate_in_memory(cluster: Cluster, model: ClusterModel, training: Training
             "optimizer": seconds.optimizer,
             "host": seconds.overhead,
         },
-        against={**found.against, _STREAMED: streamed},
+        against={**evaluation.against, _STREAMED: streamed},
     )
 
 

@@ -63,8 +63,8 @@ def fit_knobs(sources: Sequence[MeasuredRows], free: Sequence[str], base: Knobs)
 
     from scipy.optimize import least_squares  # slow to load, and only fitting needs it
 
-    found = least_squares(residuals, first, bounds=(low, high), x_scale=1.0)
-    return with_values(base, free, found.x)
+    fit = least_squares(residuals, first, bounds=(low, high), x_scale=1.0)
+    return with_values(base, free, fit.x)
 
 
 def with_values(base: Knobs, free: Sequence[str], logarithms: Array) -> Knobs:
@@ -92,13 +92,13 @@ def held_out_errors(
         others = [r for r in sources if r is not rows]
         if not others and len(set(labels)) == 1:
             continue
-        found = np.empty(len(labels))
+        relative = np.empty(len(labels))
         for label in dict.fromkeys(labels):
             seen = labels != label
             remaining = [rows.subset(seen)] if seen.any() else []
             knobs = fit_knobs([*remaining, *others], free, base)
-            found[~seen] = np.exp(log_errors(rows.subset(~seen), knobs)) - 1.0
-        errors[rows.source] = found
+            relative[~seen] = np.exp(log_errors(rows.subset(~seen), knobs)) - 1.0
+        errors[rows.source] = relative
     return errors
 
 
@@ -157,11 +157,11 @@ def _task_seconds(
         tuple(sharding),
         tuple(interleave),
     )
-    found = evaluate(_cluster(machine, devices), model, training, "corrected")
-    c = found.configurations
+    evaluation = evaluate(_cluster(machine, devices), model, training, "corrected")
+    c = evaluation.configurations
     columns = (c.dp, c.tp, c.p, c.micro_batch, c.recompute, c.sharding, c.interleave)
     places = {key: i for i, key in enumerate(zip(*(column.tolist() for column in columns), strict=True))}
-    return [float(found.total_s[places[tuple(choice)]]) for choice in choices.tolist()]
+    return [float(evaluation.total_s[places[tuple(choice)]]) for choice in choices.tolist()]
 
 
 def _cluster(machine: Machine, devices: int) -> Cluster:
@@ -300,22 +300,22 @@ def comparable_groups(rows: MeasuredRows) -> list[NDArray[np.bool_]]:
 def stacks() -> tuple[Stack, ...]:
     """The shipped stacks; each names its base before itself."""
     table = tomllib.loads(_STACKS.read_text(encoding="utf-8"))["stacks"]
-    known = {_A_PRIORI: A_PRIORI}
-    found = []
+    knobs = {_A_PRIORI: A_PRIORI}
+    shipped = []
     for name, facts in table.items():
-        known[name] = replace(known[facts["base"]], **facts["knobs"])
-        found.append(
+        knobs[name] = replace(knobs[facts["base"]], **facts["knobs"])
+        shipped.append(
             Stack(
                 name=name,
                 base=facts["base"],
                 free=tuple(facts["knobs"]),
                 fitted=tuple(facts["fitted"]),
                 transferred=tuple(facts["transferred"]),
-                knobs=known[name],
+                knobs=knobs[name],
                 held_out=facts.get("held_out", {}),
             )
         )
-    return tuple(found)
+    return tuple(shipped)
 
 
 def stack_named(name: str) -> Stack:

@@ -70,7 +70,7 @@ def factorisations(cluster: Cluster, training: Training) -> IntColumn:
 
 
 def printed_configurations(cluster: Cluster, training: Training) -> Configurations:
-    """What the printed and table modes distinguish: (dp, wp, p) and the schedules PR and AR."""
+    """Return the configurations of the printed and table modes: (dp, wp, p) and the schedules PR and AR."""
     schedules = [SCHEDULES.index(s) for s in training.schedules if s != "IM"]
     if not schedules:
         raise InputError(f"the printed modes know schedules PR and AR, {training.name} allows neither")

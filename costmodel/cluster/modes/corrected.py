@@ -30,11 +30,11 @@ def memory_bytes(case: StepColumns) -> Column:
 
 def storage_bytes(case: StepColumns) -> Column:
     """Parameters and optimizer state; gradients where they go there; activations of all samples for PR."""
-    kept = case.unit_bytes / case.shards(3) + case.state_bytes
+    parameters = case.unit_bytes / case.shards(3) + case.state_bytes
     gradients = case.backward * case.unit_bytes / case.shards(2)
-    kept = kept + np.where(case.parameter_resident | case.gradients_stored, gradients, 0.0)
+    parameters = parameters + np.where(case.parameter_resident | case.gradients_stored, gradients, 0.0)
     activations = np.where(case.parameter_resident, boundary_bytes(case) + inside_bytes(case), 0.0)
-    return np.where(case.in_memory, 0.0, kept + activations)
+    return np.where(case.in_memory, 0.0, parameters + activations)
 
 
 def _streamed_or_kept(case: StepColumns) -> Column:
@@ -43,16 +43,16 @@ def _streamed_or_kept(case: StepColumns) -> Column:
     streamed = _BUFFERS * (2.0 + case.backward) * one
     chunks = np.where(case.interleave > 1, 1.0 + (case.p - 1) / (case.p * case.interleave), 1.0)
     in_flight = np.minimum(case.micro_steps, case.p) * chunks
-    kept = in_flight * (boundary_bytes(case) + inside_bytes(case)) / case.micro_steps
+    resident = in_flight * (boundary_bytes(case) + inside_bytes(case)) / case.micro_steps
     if not case.backward:
         return np.where(case.parameter_resident, streamed, _BUFFERS * one)
-    return np.where(case.parameter_resident, streamed, kept)
+    return np.where(case.parameter_resident, streamed, resident)
 
 
 def _working(case: StepColumns) -> Column:
     """One layer at work on a micro-batch, or the model's head."""
-    kept = case.load["unit_inside_sharded"] / case.tp + case.load["unit_inside_replicated"]
-    layer = case.element * kept
+    elements = case.load["unit_inside_sharded"] / case.tp + case.load["unit_inside_replicated"]
+    layer = case.element * elements
     head = _HEAD_BYTES * case.load["head"] / case.tp
     return np.maximum(layer, head) * case.micro_batch
 
@@ -82,7 +82,7 @@ def evaluate_corrected(cluster: Cluster, model: ClusterModel, training: Training
 
 
 def _indivisible(case: StepColumns) -> dict[str, Flags]:
-    """What must divide: samples, layers, heads, interleaved chunks."""
+    """Return the configurations in which samples, layers, heads or interleaved chunks do not divide."""
     c, layers = case.configurations, case.model.layers
     strict = case.model.uniform and not case.training.uneven_stages
     per_stage = -(-layers // np.minimum(c.p, layers))

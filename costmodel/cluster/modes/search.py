@@ -57,7 +57,7 @@ class SearchResult:
 
     @property
     def configurations(self) -> int:
-        """How many configurations were looked at."""
+        """Number of configurations that were evaluated."""
         return len(self.evaluation.configurations)
 
     @property
@@ -112,10 +112,10 @@ def table_rows() -> list[dict[str, Any]]:
     """
     rows = []
     for (model, cluster), normaliser in NORMALISERS_S.items():
-        found = evaluate(
+        evaluation = evaluate(
             load_cluster(cluster), load_model(model), load_training(f"{model}-table"), mode="table"
         )
-        block = [found.configurations.row(i) for i in range(len(found.configurations))]
+        block = [evaluation.configurations.row(i) for i in range(len(evaluation.configurations))]
         for schedule in ("PR", "AR"):
             rows += [
                 {
@@ -125,7 +125,7 @@ def table_rows() -> list[dict[str, Any]]:
                     **{key: row[key] for key in ("dp", "wp", "p")},
                     "normalized": float(seconds) / normaliser,
                 }
-                for row, seconds in zip(block, found.total_s, strict=True)
+                for row, seconds in zip(block, evaluation.total_s, strict=True)
                 if row["schedule"] == schedule
             ]
     return rows

@@ -138,9 +138,9 @@ def boundary_bytes(case: StepColumns) -> Column:
 
 
 def inside_bytes(case: StepColumns) -> Column:
-    """What the backward pass needs besides layer inputs; nothing where it is recomputed (or never needed)."""
-    kept = case.load["inside_sharded"] / case.tp + case.load["inside_replicated"]
-    return np.where(case.recompute, 0.0, case.backward * case.element * kept * case.samples)
+    """Bytes that the backward pass needs besides layer inputs; 0 where recomputed or never needed."""
+    elements = case.load["inside_sharded"] / case.tp + case.load["inside_replicated"]
+    return np.where(case.recompute, 0.0, case.backward * case.element * elements * case.samples)
 
 
 def _storage_bytes(case: StepColumns) -> tuple[Column, Column]:

@@ -32,12 +32,12 @@ def split_batch(
         -->  %y = graph.all_gather(graph.relu(graph.strided_slice(%x)), axis = 0) : f32[8, 3]
     """
     check_rank(devices, rank)
-    given = speeds_of(speeds, devices)
+    rates = speeds_of(speeds, devices)
     if devices == 1:
         return module
     pool = ConstantPool(module.constants)
     program = ShardedProgram(module, range(devices), rank, pool)
-    for value, shard in batch_cuts(module.main, apportioned(batch_of(module.main, axis), given), axis):
+    for value, shard in batch_cuts(module.main, apportioned(batch_of(module.main, axis), rates), axis):
         program.cut(value, shard)
     program.run()
     return with_main(module, outputs_gathered(program), pool)

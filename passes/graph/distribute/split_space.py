@@ -37,7 +37,7 @@ def split_space(
     memory: str = "",
     grid: str = "",
 ) -> Module:
-    """What rank `rank` of `devices` runs where each makes a part of every layer; inputs, results are whole.
+    """Divide one inference: rank `rank` of `devices` makes its part of every layer of whole inputs.
 
     axis: what is split; auto takes the axis whose modelled time is least; grid splits images in rows and
       columns, `grid=2x2` of devices or those that are best for the largest layer.

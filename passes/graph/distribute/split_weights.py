@@ -51,17 +51,17 @@ def split_weights(
         -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
     """
     check_rank(devices, rank)
-    given = speeds_of(speeds, devices)
+    rates = speeds_of(speeds, devices)
     if devices == 1:
         return module
-    cutting = WeightCuts(given, min_bytes)
+    cutting = WeightCuts(rates, min_bytes)
     return with_divided_weights(fold_constants().apply(module, ctx), range(devices), rank, cutting)
 
 
 def with_divided_weights(
     module: Module, members: Sequence[int], member: int, cutting: WeightCuts, *, messages: bool = False
 ) -> Module:
-    """What the member at position `member` of the global ranks `members` runs; see `ShardedProgram`.
+    """Return the module of position `member` of the global ranks `members`; see `ShardedProgram`.
 
     Trials refine the units of the decisions until none is wished finer. `cutting.held` has the decisions.
     """
@@ -97,7 +97,7 @@ class WeightCuts:
         self.numbers, self.held = [], {}
 
     def choose(self, program: ShardedProgram, op: Op) -> Seed | None:
-        """How to do an op with a large weight; None for other ops."""
+        """Return the decision on an op with a large weight; None for other ops."""
         weight = self.weight_of(program, op)
         labels = facts_of(op.name).division(op) if weight is not None else None
         if weight is None or labels is None:
@@ -174,7 +174,7 @@ def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) ->
 
 
 def _adding_up_pays(program: ShardedProgram, op: Op, labels: Labels, seed: Seed) -> bool:
-    """Whether adding up results moves no more than gathering the data, and later the results.
+    """Return True where adding up results moves no more than gathering the data, and later the results.
 
     A ring moves (n - 1) / n of the bytes to gather them, and twice as much to add them up.
     """

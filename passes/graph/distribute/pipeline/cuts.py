@@ -1,4 +1,4 @@
-"""Where to cut a row of ops into stages: exact dynamic programming on the slowest stage, then bytes."""
+"""Cuts a row of ops into stages: exact dynamic programming on the slowest stage, then bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OpRow:
 
 @dataclass(frozen=True)
 class StageLimits:
-    """What the devices can do: relative speeds, bytes of memory (inf: any), cost of a received byte."""
+    """The limits of the devices: relative speeds, bytes of memory (inf: any), cost of a received byte."""
 
     speeds: Sequence[float]
     memory_bytes: Sequence[float]

@@ -68,9 +68,9 @@ def row_of(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> OpRow:
     values = [v for v in {**made, **used} if v not in params]
     last = len(batch.work) - 1
     outputs = {v for v, _ in batch.outputs}
-    given = number_list(costs, "costs", len(batch.work)) if costs.strip() else ()
+    seconds = number_list(costs, "costs", len(batch.work)) if costs.strip() else ()
     return OpRow(
-        given or [rates.compute_s(op) for op in batch.work],
+        seconds or [rates.compute_s(op) for op in batch.work],
         [made.get(v, -1) for v in values],
         [used.get(v, []) for v in values],
         [v.tensor.nbytes for v in values],
@@ -80,13 +80,13 @@ def row_of(batch: MicroBatch, main: Func, costs: str, rates: Rates) -> OpRow:
 
 def free_ops(ops: Sequence[Op], params: Sequence[Value]) -> set[Op]:
     """Ops every device may do for itself: what is made of constants alone, and views of inputs."""
-    known: dict[Value, bool] = dict.fromkeys(params, False)  # value -> made of constants alone
+    constness: dict[Value, bool] = dict.fromkeys(params, False)  # value -> made of constants alone
     free: set[Op] = set()
     for op in ops:
-        if op_def(op.name).effects or not all(v in known for v in op.operands):
+        if op_def(op.name).effects or not all(v in constness for v in op.operands):
             continue
-        constant = all(known[v] for v in op.operands)
+        constant = all(constness[v] for v in op.operands)
         if constant or is_view(op):
             free.add(op)
-            known.update(dict.fromkeys(op.results, constant))
+            constness.update(dict.fromkeys(op.results, constant))
     return free

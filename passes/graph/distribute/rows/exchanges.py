@@ -15,21 +15,21 @@ def row_bytes(value: Value, axis: int) -> float:
     return t.nbytes / t.shape[axis] if t.shape[axis] else 0.0
 
 
-def gather_bytes(value: Value, held: Distribution) -> float:
+def gather_bytes(value: Value, distribution: Distribution) -> float:
     """Most bytes a rank receives to have a whole value."""
-    if held is None:
+    if distribution is None:
         return 0.0
-    own = held.own()
-    return row_bytes(value, held.axis) * (value.tensor.shape[held.axis] - min(own.extents))
+    own = distribution.own()
+    return row_bytes(value, distribution.axis) * (value.tensor.shape[distribution.axis] - min(own.extents))
 
 
-def fetch_bytes(value: Value, held: Distribution, needs: Sequence[OperandRows] | None) -> float:
+def fetch_bytes(value: Value, distribution: Distribution, needs: Sequence[OperandRows] | None) -> float:
     """Most bytes a rank receives to have the rows it needs (all rows where `needs` is None)."""
-    if held is None:
+    if distribution is None:
         return 0.0
-    if needs is None or needs[0].axis != held.axis:
-        return gather_bytes(value, held)
-    return row_bytes(value, held.axis) * max(map(missing_rows, needs, held.intervals))
+    if needs is None or needs[0].axis != distribution.axis:
+        return gather_bytes(value, distribution)
+    return row_bytes(value, distribution.axis) * max(map(missing_rows, needs, distribution.intervals))
 
 
 def missing_rows(need: OperandRows, owned: tuple[int, int]) -> int:

@@ -19,17 +19,17 @@ _LETTERS: dict[str, str] = {"h": "H", "w": "W", "batch": "N", "channels": "C"}
 
 
 def is_layer(op: Op) -> bool:
-    """Whether an op is one of the layers that a split starts at: windows over images and matrix products."""
+    """Return True for the layers that a split starts at: windows over images and matrix products."""
     return image_layout(op) is not None or is_matrix_product(op)
 
 
 def is_product(op: Op) -> bool:
-    """Whether an op is a layer with weights or a matrix product, not a pooling."""
+    """Return True for layers with weights and matrix products, not for poolings."""
     return op.get("kernel_layout") is not None or is_matrix_product(op)
 
 
 def is_matrix_product(op: Op) -> bool:
-    """Whether an op sums products along a dimension that may be divided, and reads no images."""
+    """Return True for ops that sum products along a dimension that may be divided, and read no images."""
     facts = facts_of(op.name)
     if facts.elements is not Elements.CONTRACTS or image_layout(op) is not None:
         return False

@@ -45,14 +45,14 @@ def parts_of(op: Op, axis: int, rows: Interval, own: Interval) -> Parts | None:
         return made.needs[0] if made is not None and made.keep is None and made.align == 1 else None
 
     def begins_inside(at: int) -> bool:
-        found = need(at, end)
-        return found is not None and found.axis == axis and found.start >= own[0]
+        rows_read = need(at, end)
+        return rows_read is not None and rows_read.axis == axis and rows_read.start >= own[0]
 
     first = _least(start, end, begins_inside)
 
     def ends_outside(at: int) -> bool:
-        found = need(first, at)
-        return found is None or found.end > own[1]
+        rows_read = need(first, at)
+        return rows_read is None or rows_read.end > own[1]
 
     last = _least(first + 1, end + 1, ends_outside) - 1
     if last <= first or (first, last) == (start, end):
@@ -76,7 +76,7 @@ def _least(start: int, end: int, holds: Callable[[int], bool]) -> int:
 def overlapped(
     op: Op,
     placement: Placement,
-    held: Mapping[Value, Distribution],
+    distributions: Mapping[Value, Distribution],
     policy: Overlap,
     rates: Rates,
     speeds: Sequence[float],
@@ -88,7 +88,7 @@ def overlapped(
     """
     none = (None,) * len(speeds), 0.0
     split = placement.split
-    source = held.get(op.operands[0]) if image_layout(op) is not None else None
+    source = distributions.get(op.operands[0]) if image_layout(op) is not None else None
     if policy == "never" or split is None or source is None or placement.partial:
         return none
     needs = placement.needs[0]

@@ -1,4 +1,4 @@
-"""How one op may run on several ranks: in rows of its results, in parts of its sums, or whole on each.
+"""The ways in which one op may run on several ranks: in rows of its results, in parts of its sums, or whole.
 
 What an op says of its dimensions (`ir.division`) decides.
 """
@@ -47,7 +47,7 @@ Needs = tuple[tuple[OperandRows, ...] | None, ...]
 
 
 def sliced(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
-    """How rows [start, end) along `axis` of the results of an op are made; None where nothing says so."""
+    """Return the op that makes rows [start, end) of the results along `axis`; None where nothing says how."""
     labels = facts_of(op.name).division(op)
     if labels is None or not op.results:
         return None
@@ -92,7 +92,7 @@ def _attributes(op: Op, needs: Sequence[OperandRows | None]) -> Mapping[str, Att
 
 @dataclass(frozen=True)
 class Placement:
-    """How an op runs, the same decision on all ranks.
+    """The decision on how an op runs, the same on all ranks.
 
     split: of its results; None where every rank has them whole.
     pieces: what each rank runs, None for a rank that makes nothing; without pieces all run the whole op.
@@ -106,7 +106,7 @@ class Placement:
 
     @property
     def partial(self) -> bool:
-        """Whether the ranks' results are to be joined."""
+        """True where the ranks' results are to be joined."""
         return any(isinstance(p, PartialOp) for p in self.pieces)
 
 
@@ -127,19 +127,19 @@ def split_placement(op: Op, split: Split) -> Placement | None:
     return Placement(split, tuple(pieces), _needs(op, whole, pieces))
 
 
-def partial_placement(op: Op, operand: int, held: Split, scatter: Split | None) -> Placement | None:
+def partial_placement(op: Op, operand: int, split: Split, scatter: Split | None) -> Placement | None:
     """The op on the rows each rank has of one operand, its results joined; None where it cannot be made so.
 
     scatter: how the sum is kept; None: whole.
     """
-    own = held.own()
-    extent = op.operands[operand].tensor.shape[held.axis]
-    whole = summed(op, operand, held.axis, 0, extent)
+    own = split.own()
+    extent = op.operands[operand].tensor.shape[split.axis]
+    whole = summed(op, operand, split.axis, 0, extent)
     if whole is None or (scatter is not None and whole.reduction != "sum"):
         return None
     pieces: list[SlicedOp | PartialOp | None] = []
     for start, end in own.intervals:
-        piece = summed(op, operand, held.axis, start, end) if end > start else None
+        piece = summed(op, operand, split.axis, start, end) if end > start else None
         if piece is None and end > start:
             return None
         pieces.append(piece)
@@ -158,25 +158,27 @@ def _needs(op: Op, whole: SlicedOp | PartialOp, pieces: Sequence[SlicedOp | Part
     return tuple(out)
 
 
-def following_axes(op: Op, held: Mapping[Value, Distribution]) -> list[int]:
+def following_axes(op: Op, distributions: Mapping[Value, Distribution]) -> list[int]:
     """Axes of the results along which rows of the op are made from rows that operands are split into."""
     rank = op.results[0].tensor.rank
     if any(r.tensor.rank != rank for r in op.results):
         return []
-    found = []
+    axes = []
     for axis in range(rank):
         whole = sliced(op, axis, 0, op.results[0].tensor.shape[axis])
         if whole is None:
             continue
         for v, need in zip(op.operands, whole.needs, strict=True):
-            split = held.get(v)
+            split = distributions.get(v)
             if split is not None and need is not None and need.axis == split.axis:
-                found.append(axis)
+                axes.append(axis)
                 break
-    return found
+    return axes
 
 
-def followed_intervals(op: Op, axis: int, held: Mapping[Value, Distribution]) -> tuple[Interval, ...] | None:
+def followed_intervals(
+    op: Op, axis: int, distributions: Mapping[Value, Distribution]
+) -> tuple[Interval, ...] | None:
     """The rows of results that come from the rows of the largest split operand; None to cut them anew."""
     extent = op.results[0].tensor.shape[axis]
     whole = sliced(op, axis, 0, extent)
@@ -184,7 +186,7 @@ def followed_intervals(op: Op, axis: int, held: Mapping[Value, Distribution]) ->
         return None
     best: tuple[int, tuple[Interval, ...]] | None = None
     for v, need in zip(op.operands, whole.needs, strict=True):
-        split = held.get(v)
+        split = distributions.get(v)
         if split is None or need is None or need.axis != split.axis:
             continue
         scaled = _scaled(split.intervals, v.tensor.shape[split.axis], extent)

@@ -24,7 +24,7 @@ from tilewright.passes.rewriting.dead_ops import live_ops
 
 
 def rank_module(module: Module, spread: Spread, rank: int, ranks: Sequence[int]) -> Module:
-    """What one rank runs: its rows of every split op, and the exchanges between them.
+    """Return the module of one rank: its rows of every split op, and the exchanges between them.
 
     ranks: the global ranks among which the network is split; rank: the position in them.
     Weights are sliced here; the rank's module holds no other rows of them. Results are whole.
@@ -98,10 +98,10 @@ class _RankBuilder:
     def in_parts(self, op: Op, placement: Placement, parts: Parts, operands: Sequence[Value]) -> Value:
         """Rows made of own rows first, then the rows beside them, of the halo that `operands` begins with."""
         v, halo = op.operands[0], operands[0]
-        held, needs, split = self.spread.held[v], placement.needs[0], placement.split
-        if held is None or needs is None or split is None:
+        source_split, needs, split = self.spread.held[v], placement.needs[0], placement.split
+        if source_split is None or needs is None or split is None:
             raise AssertionError(f"{op.name} is made in parts, but not split along with what it reads")
-        starts = held.intervals[self.rank][0], needs[self.rank].start
+        starts = source_split.intervals[self.rank][0], needs[self.rank].start
         made: dict[Interval, Value] = {}
         for rows in (parts.rows[parts.interior], *parts.borders):
             piece = sliced(op, split.axis, *rows)
@@ -198,13 +198,13 @@ class _RankBuilder:
             start = split.intervals[self.rank][0]
             inside = OperandRows(need.axis, need.start - start, need.end - start)
             return self.crop(self.local[v], inside if need.end > need.start else OperandRows(need.axis, 0, 0))
-        wanted = tuple((n.start, n.end) for n in needs)
-        key = v, split.axis, wanted
+        rows = tuple((n.start, n.end) for n in needs)
+        key = v, split.axis, rows
         if key not in self.exchanged:
-            self.exchanged[key] = self.exchange(v, split, wanted)
+            self.exchanged[key] = self.exchange(v, split, rows)
         return self.exchanged[key]
 
-    def exchange(self, v: Value, split: Split, wanted: tuple[tuple[int, int], ...]) -> Value:
+    def exchange(self, v: Value, split: Split, rows: tuple[tuple[int, int], ...]) -> Value:
         self.tag += 1
         return self.b.value(
             "graph.halo_exchange",
@@ -213,7 +213,7 @@ class _RankBuilder:
             rank=self.rank,
             ranks=self.ranks,
             owned=split.intervals,
-            needed=wanted,
+            needed=rows,
             tag=self.tag,
         )
 

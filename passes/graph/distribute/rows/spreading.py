@@ -36,7 +36,7 @@ from tilewright.passes.graph.distribute.rows.placement import (
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """What a plan says of one layer: its direction (None: all ranks run it whole), and every rank's rows.
+    """A plan of one layer: its direction (None: all ranks run it whole), and every rank's rows.
 
     kept: of a layer cut along what it sums over, the direction in whose rows the sums are kept; None: whole.
     """
@@ -48,7 +48,7 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class SplitRequest:
-    """What is asked for: speeds of the ranks, the direction of layers, plans of single layers.
+    """A request: speeds of the ranks, the direction of layers, plans of single layers.
 
     plan: what a person asked of single layers; it binds. searched: what a search found; it is followed where
       it can be, and where running whole is not cheaper.
@@ -86,7 +86,7 @@ class Spread:
 
 
 def spread(func: Func, request: SplitRequest, end: int | None = None) -> Spread:
-    """How the ops of a function run on the ranks of a request.
+    """Decide how the ops of a function run on the ranks of a request.
 
     Layers are split along the direction (or as planned); what follows keeps the rows of its operands. From
     the place in program order on where it costs least, ops run whole on every rank, unless a plan or `late`
@@ -100,8 +100,8 @@ def spread(func: Func, request: SplitRequest, end: int | None = None) -> Spread:
     return everywhere if end == len(ops) else _Walk(func, request, end).run()
 
 
-def _cheapest_end(func: Func, found: Spread, rates: Rates, slowest: float) -> int:
-    """Where in program order going on whole on every rank costs least, gathering what is used from there on.
+def _cheapest_end(func: Func, everywhere: Spread, rates: Rates, slowest: float) -> int:
+    """Return the place in program order from which running whole on every rank costs least, gathers included.
 
     One exact minimum over all places by running sums: split seconds before the place, whole seconds after it,
     and the gathers of the values that live across it.
@@ -112,8 +112,8 @@ def _cheapest_end(func: Func, found: Spread, rates: Rates, slowest: float) -> in
     gathers = [0.0] * (ends + 1)
     for at, op in enumerate(ops):
         for v in op.results:
-            if found.held.get(v) is not None and v in last:
-                seconds = rates.move_s(gather_bytes(v, found.held[v]))
+            if everywhere.held.get(v) is not None and v in last:
+                seconds = rates.move_s(gather_bytes(v, everywhere.held[v]))
                 gathers[at + 1] += seconds
                 gathers[last[v] + 1] -= seconds
     whole_after = sum(rates.compute_s(op) for op in ops) * slowest
@@ -124,7 +124,7 @@ def _cheapest_end(func: Func, found: Spread, rates: Rates, slowest: float) -> in
         if total < cheapest:
             best, cheapest = place, total
         if place < ends - 1:
-            before += found.seconds.get(ops[place], 0.0)
+            before += everywhere.seconds.get(ops[place], 0.0)
             whole_after -= rates.compute_s(ops[place]) * slowest
     return best
 
@@ -146,8 +146,8 @@ class _Walk:
             placement = self.place(op, at)
             seconds = self.seconds(op, placement)
             for v, needs in zip(op.operands, placement.needs or (None,) * len(op.operands), strict=True):
-                held = self.out.held[v]
-                if held is not None and (needs is None or needs[0].axis != held.axis):
+                distribution = self.out.held[v]
+                if distribution is not None and (needs is None or needs[0].axis != distribution.axis):
                     self.gathered.add(v)
             self.out.placements[op] = placement
             parts = self.overlapped(op, placement)[0]
@@ -176,10 +176,10 @@ class _Walk:
         if made is not None:
             return made
         splits = self.splits(op)
-        found = [*splits, *self.partials(op)]
-        if not found:
+        placements = [*splits, *self.partials(op)]
+        if not placements:
             return self.second_choice(op)
-        return min(found, key=lambda p: self.seconds(op, p))
+        return min(placements, key=lambda p: self.seconds(op, p))
 
     def bound(self, op: Op, planned: PlannedLayer) -> Placement:
         made = self.planned(op, planned)
@@ -257,8 +257,8 @@ class _Walk:
         """The op on the rows each rank has of an operand, its sums kept whole or, of channels, in rows."""
         out = []
         for i, v in enumerate(op.operands):
-            held = self.out.held[v]
-            if held is None:
+            distribution = self.out.held[v]
+            if distribution is None:
                 continue
             scatters: list[Split | None] = [None]
             axis = direction_axis(op, "channels") if is_product(op) else None
@@ -267,7 +267,7 @@ class _Walk:
                 if extent >= self.request.devices:
                     scatters.append(Split(axis, tuple(split_extent(extent, self.shares))))
             for scatter in scatters:
-                made = partial_placement(op, i, held, scatter)
+                made = partial_placement(op, i, distribution, scatter)
                 if made is not None:
                     out.append(made)
         return out
@@ -305,9 +305,9 @@ class _Walk:
         moved = 0.0
         needs = p.needs or (None,) * len(op.operands)
         for v, rows in dict(zip(op.operands, needs, strict=True)).items():
-            held = self.out.held[v]
-            whole = held is not None and (rows is None or rows[0].axis != held.axis)
-            moved += self.rates.move_s(self.gather(v) if whole else fetch_bytes(v, held, rows))
+            distribution = self.out.held[v]
+            whole = distribution is not None and (rows is None or rows[0].axis != distribution.axis)
+            moved += self.rates.move_s(self.gather(v) if whole else fetch_bytes(v, distribution, rows))
         compute = self.rates.compute_s(op)
         if p.partial:
             parts = (self.request.devices - 1) / self.request.devices

@@ -1,1 +1,1 @@
-"""Which dimensions of an op may be divided among ranks, and the program of one rank."""
+"""Pieces of values on ranks: how ops follow them, and the program of one rank."""

@@ -106,20 +106,20 @@ class ShardedProgram:
         t, (start, end) = value.tensor, shard.parts[self.member]
         array = self.pool.array(producer)
         split, d = self.blocked(t.shape, shard, shard.block), shard.axis
-        held = shard.held(t.shape, self.member)
+        piece_shape = shard.held(t.shape, self.member)
         if array is not None and producer is not None:
             at = (*(slice(None),) * (d + 1), slice(start, end))
-            part = np.ascontiguousarray(array.reshape(split)[at].reshape(held))
+            part = np.ascontiguousarray(array.reshape(split)[at].reshape(piece_shape))
             name = f"{producer['name']}.{d}.{shard.outer}.{start}-{end}"
             attrs: dict[str, Attr] = {"name": self.pool.add(name, part)}
-            return self.b.emit("graph.constant", (), attrs, types=[TensorType(t.dtype, held)])[0]
+            return self.b.emit("graph.constant", (), attrs, types=[TensorType(t.dtype, piece_shape)])[0]
         if shard.outer > 1:
             value, d = self.b.value("graph.reshape", value, newshape=split), d + 1
         shape = value.tensor.shape
         begin = tuple(start if i == d else 0 for i in range(len(shape)))
         size = (*shape[:d], end - start, *shape[d + 1 :])
         value = self.b.value("graph.strided_slice", value, begin=begin, size=size, strides=(1,) * len(shape))
-        return value if shard.outer == 1 else self.b.value("graph.reshape", value, newshape=held)
+        return value if shard.outer == 1 else self.b.value("graph.reshape", value, newshape=piece_shape)
 
     def gathered(self, piece: Value, shard: Shard, value: Value) -> Value:
         if not self.communicating:
@@ -207,7 +207,7 @@ class ShardedProgram:
     def allowed(self, op: Op, plan: Regrouped) -> bool:
         """Operands that are cut are cut as the plan wants them, so that it costs no communication."""
         pairs = ((self.cuts.get(v), s) for v, s in zip(op.operands, plan.operands, strict=True))
-        return all(have is None or have == want for have, want in pairs)
+        return all(present is None or present == planned for present, planned in pairs)
 
     def wish(self, op: Op, plan: Regrouped | Refused) -> None:
         """Note how the decisions behind an operand should cut for an op to stay local, or in more units."""
@@ -237,7 +237,7 @@ class ShardedProgram:
         return None if best is None else seeds[best]
 
     def settled(self, op: Op, labels: Labels, label: Label, value: Value) -> bool:
-        """Whether to take a value whole because it has been gathered before and meets one that is whole.
+        """Return True where a value gathered before meets one that is whole, so that it is taken whole too.
 
         Where decisions are made on the way (`choose`), the result would be gathered as well; a batch is
         always worth cutting again.
@@ -257,9 +257,9 @@ class ShardedProgram:
         ends = [[d for d, k in enumerate(dims) if k == label] for dims in labels.results]
         seeds = set(shard.seeds)
         for v, at in zip(op.operands, places, strict=True):
-            have = self.cuts.get(v)
-            if at and have is not None and have == shard.on(at[0]):
-                seeds |= have.seeds
+            present = self.cuts.get(v)
+            if at and present is not None and present == shard.on(at[0]):
+                seeds |= present.seeds
         shard = replace(shard, seeds=frozenset(seeds))
         if any(len(at) > 1 for at in (*places, *ends)) or not _fits(op, labels, label, shard):
             return False
@@ -293,7 +293,7 @@ class ShardedProgram:
 
 
 def _fits(op: Op, labels: Labels, label: Label, shard: Shard) -> bool:
-    """Whether the op takes every member's pieces along `label`."""
+    """Return True where the op takes every member's pieces along `label`."""
     infer = op_def(op.name).infer
     if infer is None:
         return False
@@ -344,8 +344,8 @@ def batch_of(func: Func, axis: int) -> int:
 def batch_cuts(func: Func, parts: tuple[tuple[int, int], ...], axis: int) -> list[tuple[Value, Shard]]:
     """The inputs that hold the batch, each with its cut into `parts`."""
     extent = parts[-1][1]
-    found = (p for p in func.params if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
-    return [(p, Shard(axis, 1, parts)) for p in found]
+    inputs = (p for p in func.params if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
+    return [(p, Shard(axis, 1, parts)) for p in inputs]
 
 
 def cut_batch(module: Module, parts: int, part: int, pool: ConstantPool, axis: int = 0) -> ShardedProgram:

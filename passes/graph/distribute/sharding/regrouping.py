@@ -40,7 +40,7 @@ class Refused:
 
 
 def regrouped(op: Op, shards: Sequence[Shard | None], member: int) -> Regrouped | Refused | None:
-    """What op does to the dimension its operands are cut along; None where the op does not touch it.
+    """Return what an op makes of the dimension that is cut; None where it does not touch it.
 
     shards: the cuts of all operands, of which one at least is cut.
     """

@@ -56,7 +56,7 @@ def reshaped(shard: Shard, old: Shape, new: Shape) -> Shard | None:
     if 0 in old or 0 in new:
         return None
     before, inner = prod(old[: shard.axis]) * shard.outer, prod(old[shard.axis + 1 :])
-    found = []
+    cuts = []
     for d, extent in enumerate(new):
         lead, tail = prod(new[:d]), prod(new[d + 1 :])
         outer = before // lead
@@ -65,8 +65,8 @@ def reshaped(shard: Shard, old: Shape, new: Shape) -> Shard | None:
         if any(n * inner % tail for part in shard.parts for n in part):
             continue
         parts = tuple((a * inner // tail, b * inner // tail) for a, b in shard.parts)
-        found.append(replace(shard, axis=d, outer=outer, parts=parts))
-    return min(found, key=lambda s: (s.block != shard.block, s.axis != shard.axis), default=None)
+        cuts.append(replace(shard, axis=d, outer=outer, parts=parts))
+    return min(cuts, key=lambda s: (s.block != shard.block, s.axis != shard.axis), default=None)
 
 
 def finer(shard: Shard, old: Shape, new: Shape) -> tuple[int, int] | None:

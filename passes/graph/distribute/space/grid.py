@@ -64,10 +64,10 @@ def _joined(groups: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 def _end(func: Func, late: bool) -> int:
-    """Where the second split ends: with the first one, behind its last exchange."""
+    """Return the end of the second split: that of the first one, behind its last exchange."""
     ops = func.body.ops[:-1]
-    told = [at for at, op in enumerate(ops) if _communicates(op)]
-    return len(ops) if late or not told else told[-1] + 1
+    exchanges = [at for at, op in enumerate(ops) if _communicates(op)]
+    return len(ops) if late or not exchanges else exchanges[-1] + 1
 
 
 def _communicates(op: Op) -> bool:
@@ -75,7 +75,7 @@ def _communicates(op: Op) -> bool:
 
 
 def _exchanged(func: Func, made: Spread) -> list[tuple[str, list[Distribution]]]:
-    """How the columns are held of what the rows of the grid exchange with each other."""
+    """Return the columns in which the rows of the grid hold what they exchange with each other."""
     ops = [op for op in func.body.ops if _communicates(op)]
     return [(op.name, [made.held[v] for v in op.operands]) for op in ops]
 
@@ -101,8 +101,8 @@ def _shares(func: Func, request: SplitRequest, grid: str) -> GridShares:
         )
     shape = _shape(grid, request.devices)
     if shape is None:
-        found = best_grid(problem)
-        shape = len(found.rows), len(found.columns)
+        best = best_grid(problem)
+        shape = len(best.rows), len(best.columns)
     even = replace(problem, link=Link(problem.link.bytes_per_s, 0.0), bytes=0.0)
     if len(set(request.speeds)) == 1:
         return GridShares((1.0,) * shape[0], (1.0,) * shape[1])
@@ -115,10 +115,10 @@ def _shape(text: str, devices: int) -> tuple[int, int] | None:
     """Rows and columns of devices; None where they are left open."""
     if not text.strip():
         return None
-    found = re.fullmatch(r"\s*([1-9]\d*)\s*x\s*([1-9]\d*)\s*", text)
-    if found is None or int(found[1]) * int(found[2]) != devices:
+    match = re.fullmatch(r"\s*([1-9]\d*)\s*x\s*([1-9]\d*)\s*", text)
+    if match is None or int(match[1]) * int(match[2]) != devices:
         raise InputError(f"option 'grid' expects rows x columns of {devices} devices as in 2x2, got '{text}'")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _problem(func: Func, request: SplitRequest) -> GridProblem | None:

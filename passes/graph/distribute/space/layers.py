@@ -43,7 +43,7 @@ def layers_of(func: Func, direction: Direction) -> tuple[SplitLayer, ...]:
     """
     numbers = {op: n for n, op in enumerate(layer_ops(func))}
     sources: dict[Value, tuple[int, frozenset[int]]] = {}
-    found: dict[int, SplitLayer] = {}
+    layers: dict[int, SplitLayer] = {}
     extra: dict[int, float] = {}
     leaving: set[int] = set()
     for op in func.body.ops[:-1]:
@@ -52,18 +52,18 @@ def layers_of(func: Func, direction: Direction) -> tuple[SplitLayer, ...]:
             axis = direction_axis(op, direction)
             window = None if axis is None else _window(op, axis, direction)
             if axis is not None and window is not None:
-                found[number] = _layer(number, op, axis, window, sources)
+                layers[number] = _layer(number, op, axis, window, sources)
                 sources[op.result] = axis, frozenset({number})
-            read = found[number].inputs if number in found else ()
+            read = layers[number].inputs if number in layers else ()
             leaving |= _read(op, sources) - set(read)
             continue
-        kept = _kept(op, sources)
-        if kept is None:
+        source = _kept(op, sources)
+        if source is None:
             leaving |= _read(op, sources)
         else:
-            sources.update((r, kept) for r in op.results)
-            latest = max(kept[1])
-            extra[latest] = extra.get(latest, 0.0) + op_flops(op) / 2 / found[latest].rows.output_rows
+            sources.update((r, source) for r in op.results)
+            latest = max(source[1])
+            extra[latest] = extra.get(latest, 0.0) + op_flops(op) / 2 / layers[latest].rows.output_rows
     leaving |= _read(func.body.ops[-1], sources)
     return tuple(
         replace(
@@ -71,7 +71,7 @@ def layers_of(func: Func, direction: Direction) -> tuple[SplitLayer, ...]:
             rows=replace(x.rows, macs_per_row=x.rows.macs_per_row + extra.get(n, 0.0)),
             leaves=n in leaving,
         )
-        for n, x in found.items()
+        for n, x in layers.items()
     )
 
 
@@ -142,7 +142,7 @@ def window_along(op: Op, letter: str) -> RowWindow:
 
 
 def _kept(op: Op, sources: dict[Value, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]] | None:
-    """Where the rows of layers lie in the results of an op that keeps them."""
+    """Return the axis and the layers whose rows lie in the results of an op that keeps them."""
     axes, numbers = set(), frozenset[int]()
     for i, v in enumerate(op.operands):
         if v in sources:

@@ -22,7 +22,7 @@ _PRECISION = 1e-3
 
 
 def fastest(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float]) -> Spread:
-    """What takes least modelled seconds of some requests, on devices with so many bytes (none: no limit).
+    """Return the split of least modelled seconds among some requests, on devices with so many bytes.
 
     Where a request does not fit, its rows are cut by other shares than the speeds, less for devices that are
     too full, and gathering as late as possible is tried as well. Raises InputError with the least memory that
@@ -30,22 +30,22 @@ def fastest(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float
     """
     if not limits:
         return min((spread(func, r) for r in requests), key=lambda s: s.total_s)
-    found = _fitting(func, requests, limits)
-    if found is None:
+    fitting = _fitting(func, requests, limits)
+    if fitting is None:
         least = ", ".join(f"{b:.0f}" for b in _least(func, requests, limits))
         got = ", ".join(f"{b:.0f}" for b in limits)
         raise InputError(
             f"expected memory for the weights and values of {len(limits)} devices, at least {least} bytes, "
             f"got {got}"
         )
-    return found
+    return fitting
 
 
 def _fitting(func: Func, requests: Sequence[SplitRequest], limits: Sequence[float]) -> Spread | None:
     own = [s for r in requests if _fits(func, s := spread(func, r), limits)]
     # Other shares, and gathers later than is fastest, are slower: they are tried where nothing else fits.
-    found = own or [s for r in _thriftier(requests) for s in _moved(func, r, limits)]
-    return min(found, key=lambda s: s.total_s, default=None)
+    splits = own or [s for r in _thriftier(requests) for s in _moved(func, r, limits)]
+    return min(splits, key=lambda s: s.total_s, default=None)
 
 
 def _thriftier(requests: Sequence[SplitRequest]) -> Iterator[SplitRequest]:
@@ -125,7 +125,7 @@ class _Lives:
         self.changes = np.zeros((len(self.ops) + 1, devices))
 
     def weights(self) -> _Bytes:
-        found = np.zeros(self.devices)
+        nbytes = np.zeros(self.devices)
         read: set[tuple[int, Value, OperandRows | None]] = set()
         for _, op, placement in self._placed():
             for v, needs in self._operands(op, placement):
@@ -134,8 +134,8 @@ class _Lives:
                     read.update((rank, v, need) for rank, need in enumerate(rows))
         for rank, v, need in read:
             part = v.tensor.nbytes if need is None else row_bytes(v, need.axis) * (need.end - need.start)
-            found[rank] += part
-        return found
+            nbytes[rank] += part
+        return nbytes
 
     def peaks(self) -> _Bytes:
         last = {v: i for i, op in enumerate(self.ops) for v in op.operands}
@@ -147,12 +147,14 @@ class _Lives:
                 if v not in self.constants:
                     self._live(at, last.get(v, at), self._held(v))
             for v, needs in self._operands(op, placement):
-                held = self.spread.held[v]
-                if held is not None and (needs is None or needs[0].axis != held.axis):
+                distribution = self.spread.held[v]
+                if distribution is not None and (needs is None or needs[0].axis != distribution.axis):
                     whole[v] = whole.get(v, (at, at))[0], at
-                elif held is not None and needs is not None:
-                    rows = [missing_rows(n, own) for n, own in zip(needs, held.intervals, strict=True)]
-                    self._live(at, at, row_bytes(v, held.axis) * np.array(rows, np.float64))
+                elif distribution is not None and needs is not None:
+                    rows = [
+                        missing_rows(n, own) for n, own in zip(needs, distribution.intervals, strict=True)
+                    ]
+                    self._live(at, at, row_bytes(v, distribution.axis) * np.array(rows, np.float64))
             if placement.partial:
                 self._live(at, at, np.full(self.devices, float(sum(r.tensor.nbytes for r in op.results))))
         for v, (first, end) in whole.items():
@@ -168,10 +170,10 @@ class _Lives:
         return list(zip(op.operands, placement.needs or (None,) * len(op.operands), strict=True))
 
     def _held(self, v: Value) -> _Bytes:
-        held: Distribution = self.spread.held[v]
-        if held is None:
+        distribution: Distribution = self.spread.held[v]
+        if distribution is None:
             return np.full(self.devices, float(v.tensor.nbytes))
-        return row_bytes(v, held.axis) * np.array(held.extents, np.float64)
+        return row_bytes(v, distribution.axis) * np.array(distribution.extents, np.float64)
 
     def _live(self, first: int, last: int, nbytes: _Bytes) -> None:
         self.changes[first] += nbytes

@@ -1,4 +1,4 @@
-"""What is asked of a split in space, as the pass and its callers spell it, and the decisions it leads to."""
+"""The options of a split in space, as the pass and its callers spell them, and the decisions they lead to."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ class SpaceOptions:
 
 
 def decide(module: Module, devices: int, options: SpaceOptions) -> Spread:
-    """How every op of @main runs on `devices` ranks; raises InputError for options that do not fit."""
+    """Decide how every op of @main runs on `devices` ranks; raises InputError for options that do not fit."""
     speeds = _speeds(options.speeds, devices)
-    asked, late = read_plan(module.main, options.plan), options.gather == "late"
+    binding, late = read_plan(module.main, options.plan), options.gather == "late"
     rates = _rates(options)
     if options.grid:
         raise InputError(f"option 'grid' expects axis=grid, got axis={options.axis}")
-    shared = SplitRequest(speeds, "h", asked, late=late, rates=rates, overlap=_overlap(options.overlap))
+    shared = SplitRequest(speeds, "h", binding, late=late, rates=rates, overlap=_overlap(options.overlap))
     method = _METHODS.get(options.method)
     if method is None and options.method not in _OTHERS:
-        known = ", ".join((*_OTHERS, *_METHODS))
-        raise InputError(f"expected a method among {known}, got '{options.method}'")
+        methods = ", ".join((*_OTHERS, *_METHODS))
+        raise InputError(f"expected a method among {methods}, got '{options.method}'")
     several = options.axis == "auto" or options.method == "directions"
     requests = []
     for direction in DIRECTIONS if several else (checked_direction(options.axis),):
-        found: Mapping[Op, PlannedLayer] = {}
+        searched: Mapping[Op, PlannedLayer] = {}
         if method is not None:
-            found = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
-        requests.append(replace(shared, direction=direction, searched=found))
+            searched = searched_plan(module.main, direction, speeds, method, options.threshold, rates)
+        requests.append(replace(shared, direction=direction, searched=searched))
         if method == "exact":  # its blocks leave out what fetching their inputs takes
             requests.append(replace(shared, direction=direction))
     if options.method == "directions":
-        found = directed_plan(module.main, speeds, rates)
-        requests += [replace(shared, direction=d, searched=found) for d in DIRECTIONS]
+        searched = directed_plan(module.main, speeds, rates)
+        requests += [replace(shared, direction=d, searched=searched) for d in DIRECTIONS]
     return fastest(module.main, requests, memory_limits(options.memory, devices))
 
 
 def grid_request(devices: int, options: SpaceOptions) -> SplitRequest:
-    """What a split in rows and columns asks of each of its two splits; raises InputError.
+    """Return the request of each of the two splits of a grid; raises InputError.
 
     Grids take no plans, searches or memory limits.
     """
-    for name, given, without in (
+    for name, value, without in (
         ("plan", options.plan, ""),
         ("method", options.method, "naive"),
         ("memory", options.memory, ""),
     ):
-        if given != without:
+        if value != without:
             raise InputError(f"option '{name}' expects one axis to split along, got axis=grid")
     overlap, late = _overlap(options.overlap), options.gather == "late"
     return SplitRequest(

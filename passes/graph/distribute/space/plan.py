@@ -19,7 +19,7 @@ def layer_ops(func: Func) -> tuple[Op, ...]:
 
 
 def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
-    """What a plan says, by op.
+    """Return the plans of single layers, by op.
 
     Entries are separated by `;`: a layer's number, then `whole`, or a direction with, after `=`, one interval
     per rank; without intervals the rows are cut in proportion to the speeds. `inner` cuts what a layer sums
@@ -28,22 +28,22 @@ def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
     layers = layer_ops(func)
     out: dict[Op, PlannedLayer] = {}
     for entry in filter(None, (part.strip() for part in text.split(";"))):
-        found = _ENTRY.fullmatch(entry)
-        if found is None:
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
             raise InputError(f"option 'plan' expects entries as 3:h=0-57,57-112 or 5:whole, got '{entry}'")
-        number = int(found[1])
+        number = int(match[1])
         if number >= len(layers):
             raise InputError(f"option 'plan' names layer {number}; @{func.name} has {len(layers)} layers")
         if layers[number] in out:
             raise InputError(f"option 'plan' names layer {number} twice")
-        rows = _intervals(found[4] or "", entry)
-        if found[2] == "whole":
+        rows = _intervals(match[4] or "", entry)
+        if match[2] == "whole":
             out[layers[number]] = PlannedLayer(None, rows)
-        elif found[2] == INNER:
-            kept = checked_direction(found[3]) if found[3] else None
-            out[layers[number]] = PlannedLayer(INNER, rows, kept)
+        elif match[2] == INNER:
+            direction = checked_direction(match[3]) if match[3] else None
+            out[layers[number]] = PlannedLayer(INNER, rows, direction)
         else:
-            out[layers[number]] = PlannedLayer(checked_direction(found[2]), rows)
+            out[layers[number]] = PlannedLayer(checked_direction(match[2]), rows)
     return out
 
 
@@ -55,8 +55,8 @@ def show_plan(func: Func, plan: Mapping[Op, PlannedLayer]) -> str:
         if planned is None:
             continue
         rows = ",".join(f"{s}-{e}" for s, e in planned.intervals)
-        kept = f"+{planned.kept}" if planned.kept else ""
-        parts.append(f"{number}:{planned.direction or 'whole'}{kept}" + (f"={rows}" if rows else ""))
+        suffix = f"+{planned.kept}" if planned.kept else ""
+        parts.append(f"{number}:{planned.direction or 'whole'}{suffix}" + (f"={rows}" if rows else ""))
     return "; ".join(parts)
 
 

@@ -87,9 +87,9 @@ def _layerwise(
         readers = [r for r in layers if layer.number in r.inputs]
         reader = max(readers, key=lambda r: r.rows.macs_per_row * r.rows.output_rows) if readers else None
         required = None if reader is None else _required(reader, chosen, speeds)
-        found = _search(layer, speeds, required, method, threshold)
-        if found is not None:
-            chosen[layer.number] = found
+        intervals = _search(layer, speeds, required, method, threshold)
+        if intervals is not None:
+            chosen[layer.number] = intervals
     return chosen
 
 
@@ -133,25 +133,23 @@ def directed_plan(func: Func, speeds: Sequence[float], rates: Rates) -> Mapping[
     layers = [_spatial_layer(op) for op in ops]
     cuts = least_directions(layers, flops_per_s, link).directions
     following: list[Held] = [*(x.reads(cut) for x, cut in zip(layers, cuts, strict=True)), "whole"][1:]
-    return {op: _planned(cut, wanted) for op, cut, wanted in zip(ops, cuts, following, strict=True)}
+    return {op: _planned(cut, held) for op, cut, held in zip(ops, cuts, following, strict=True)}
 
 
-def _planned(cut: LayerCut, wanted: Held) -> PlannedLayer:
+def _planned(cut: LayerCut, read: Held) -> PlannedLayer:
     """The plan of a layer with this cut, whose reader wants its rows to lie so."""
     if cut == "whole":
         return PlannedLayer(None)
     if cut == INNER:
-        return PlannedLayer(
-            INNER, kept=None if wanted in ("whole", "summands") else checked_direction(wanted)
-        )
+        return PlannedLayer(INNER, kept=None if read in ("whole", "summands") else checked_direction(read))
     return PlannedLayer(checked_direction(cut))
 
 
 def _layout(op: Op) -> str | None:
     """The layout of a convolution or pool over two dimensions whose windows slide."""
-    found = op.get("data_layout", op.get("layout"))
-    two = isinstance(found, str) and len(found) == 4 and op.get("output_padding") is None
-    return str(found) if two else None
+    layout = op.get("data_layout", op.get("layout"))
+    two = isinstance(layout, str) and len(layout) == 4 and op.get("output_padding") is None
+    return str(layout) if two else None
 
 
 def _spatial_layer(op: Op) -> SpatialLayer:
