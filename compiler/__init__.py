@@ -18,9 +18,8 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkError,
         interpret,
-        parse,
     )
-    from tilewright.levels import show, verify
+    from tilewright.levels import parse, show, verify
     from tilewright.passes import register_pass
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
@@ -57,9 +56,8 @@ _HOMES = {
         "UnsupportedError",
         "WorkError",
         "interpret",
-        "parse",
     ),
-    "tilewright.levels": ("show", "verify"),
+    "tilewright.levels": ("parse", "show", "verify"),
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
 }

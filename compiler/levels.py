@@ -1,16 +1,19 @@
-"""The public functions that show and verify a module, or one of the levels of what was compiled."""
+"""The public functions that parse, show and verify a module, or one of the levels of what was compiled."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tilewright.ir import InputError, Module, VerifyError
+from tilewright.ir import InputError, Module, VerifyError, parse
 from tilewright.ir import show as show_module
+from tilewright.passes.kernels import registry  # noqa: F401  (decisions on kernels can be parsed)
 from tilewright.plan_text.reading import module_faults
 from tilewright.plan_text.writing import plan_module
 
 if TYPE_CHECKING:
     from tilewright.running.executable import Executable
+
+__all__ = ["parse", "show", "verify"]
 
 
 def show(shown: Module | Executable, *, locations: bool = True, level: str | None = None) -> str:

@@ -47,7 +47,7 @@ class Assumptions:
 SPECIFIED = Assumptions()
 """The assumptions the published correction of the model makes."""
 
-SKELETON = Assumptions(double_buffered=False)
+GENERATED = Assumptions(double_buffered=False)
 """Those of the generated kernels, which prefetch into registers."""
 
 MEASURED_LOOP = Assumptions(cold_l2=False, l1_reuse=True, double_buffered=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.costmodel.hardware.description import Hardware
 from tilewright.costmodel.kernels.bound import Bound, BoundArrays, contract_bound
-from tilewright.costmodel.kernels.bound_terms import SKELETON
+from tilewright.costmodel.kernels.bound_terms import GENERATED
 from tilewright.costmodel.kernels.estimator import estimate_contract
 from tilewright.costmodel.kernels.parameters import ContractParameters, ContractSpace
 from tilewright.costmodel.kernels.problem import ContractProblem
@@ -81,7 +81,7 @@ def legal_points(
 ) -> tuple[ContractSpace, BoundArrays, FloatArray]:
     """The legal part of the production space with bounds and estimates."""
     space = production_space(problem, hardware, limits)
-    bounds = contract_bound(problem, space, hardware, SKELETON)
+    bounds = contract_bound(problem, space, hardware, GENERATED)
     estimates = estimate_contract(problem, space, hardware)
     legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
     if not len(legal):

@@ -103,7 +103,7 @@ def least_shared_bytes(problem: ContractProblem, space: ContractSpace, *, double
 
 @dataclass(frozen=True, eq=False)
 class StepCopies:
-    """What the skeleton copies to shared memory per iteration: words, and vector copies per thread, by
+    """What the template copies to shared memory per iteration: words, and vector copies per thread, by
     operand.
     """
 
@@ -126,7 +126,7 @@ class StepCopies:
 
 
 def contract_fetch(problem: ContractProblem, space: ContractSpace) -> StepCopies:
-    """The cooperative copy of one iteration as the skeleton makes it: windows with halo, rows padded by
+    """The cooperative copy of one iteration as the template makes it: windows with halo, rows padded by
     `smem_pad`.
 
     A row is copied in 16-byte vectors where row length, block tile and pitch allow it in every block, else in

@@ -49,7 +49,7 @@ def read_runs(problem: ContractProblem, space: ContractSpace) -> IntArray:
 
 
 def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[FloatArray, FloatArray]:
-    """Wavefronts of one load of rows and of one load of columns by a warp, as the skeleton lays threads out.
+    """Wavefronts of one load of rows and of one load of columns by a warp, as the template lays threads out.
 
     Lanes that take turns together and read the same word share it; a bank delivers one word per wavefront.
     """

@@ -13,7 +13,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import is_copy
 from tilewright.passes.rewriting.dead_ops import live_ops
 
-#: ops whose operands may be any number of tensors; the others' skeletons count on theirs
+#: ops whose operands may be any number of tensors; the others' templates count on theirs
 _FREE = frozenset({"tensor.map", "tensor.reduce"})
 
 

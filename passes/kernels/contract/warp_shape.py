@@ -15,7 +15,7 @@ from tilewright.passes.kernels.kernel_problem import ContractRoles
 def warp_shape(
     op: Op, roles: ContractRoles, block: Mapping[str, int], thread: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """`run` and `lanes` of a contraction staged in shared memory, as its skeleton takes them.
+    """`run` and `lanes` of a contraction staged in shared memory, as its template takes them.
 
     Rows that no window moves are read four at a time, so a thread owns runs of four of them. Then a warp
     that is 8 rows by 4 columns wide reads both operands without bank conflicts, each word once. Rows that a

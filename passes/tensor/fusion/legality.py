@@ -47,7 +47,7 @@ def _divides(e: Expr) -> bool:
 
 
 def refusal(graph: OpGraph, ops: int) -> Refusal | None:
-    """Why the skeletons cannot lower these ops as one kernel; None where they can.
+    """Why the templates cannot lower these ops as one kernel; None where they can.
 
     One contraction or window: what depends on it must be computed point by point, each from what the same
     thread has; it may be read by ops outside. Reductions: what depends on them stays within a row. Neither:
@@ -73,7 +73,7 @@ def refusal(graph: OpGraph, ops: int) -> Refusal | None:
 
 
 def legal(graph: OpGraph, ops: int) -> str | None:
-    """Why a set of ops cannot be one kernel; None where it is connected, convex, and a skeleton lowers it."""
+    """Why a set of ops cannot be one kernel; None where it is connected, convex, and a template lowers it."""
     if not graph.connected(ops):
         return "its ops share no values"
     if not graph.convex(ops):
@@ -175,7 +175,7 @@ class KernelSets:
 
 
 def candidates(graph: OpGraph, most: int = MAX_SETS) -> KernelSets:
-    """Every connected, convex set of ops that a skeleton lowers as one kernel.
+    """Every connected, convex set of ops that a template lowers as one kernel.
 
     Sets grow by one neighbour at a time. That reaches all: a connected convex set always has a first or last
     op without which it stays connected and convex, and a reason that is not curable holds for every larger

@@ -27,7 +27,7 @@ from tilewright.costmodel import (
     known_hardware,
     load_hardware,
 )
-from tilewright.costmodel.kernels.bound_terms import SKELETON
+from tilewright.costmodel.kernels.bound_terms import GENERATED
 from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS
 from tilewright.costmodel.kernels.geometry import contract_fetch, estimated_registers
 from tilewright.costmodel.kernels.parameters import contract_space
@@ -98,7 +98,7 @@ def assert_legal(
     assert 4 * fetch.words[0] <= limits.smem_limit_bytes
     assert estimated_registers(space, fetch)[0] <= limits.max_registers
     assert p.stages == 1 or max(fetch.input_steps[0], fetch.weight_steps[0]) <= limits.max_prefetch_steps
-    assert contract_bound_of(problem, p, hardware, SKELETON).ub > 0
+    assert contract_bound_of(problem, p, hardware, GENERATED).ub > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -204,7 +204,7 @@ class CudnnMeasurer:
         return [self.library_s if library_kernels(m) else 1e-4 for m in modules]
 
 
-def with_skeletons(module: Module) -> Module:
+def with_templates(module: Module) -> Module:
     return module.with_funcs(
         tuple(f if f.name == "main" else with_template(f, "map", None) for f in module.funcs)
     )
@@ -212,7 +212,7 @@ def with_skeletons(module: Module) -> Module:
 
 def test_a_call_takes_the_place_of_three_kernels(bert: Module, same_results: dict[str, float]) -> None:
     choice = LibraryChoice(CudnnMeasurer(5e-5), progress=False)  # type: ignore[arg-type]
-    chosen = choice.choose(with_skeletons(bert))
+    chosen = choice.choose(with_templates(bert))
     kinds = {k.operation for k in library_kernels(chosen).values()}
     assert {"attention", "norm"} <= kinds
     facts = choice.facts
@@ -228,12 +228,12 @@ def test_a_call_takes_the_place_of_three_kernels(bert: Module, same_results: dic
         run_main(chosen, arrays)[0], run_main(bert, arrays)[0], rtol=1e-5, atol=1e-5
     )  # fmt: skip
     again = LibraryChoice(choice.measurer, progress=False)
-    assert library_kernels(again.choose(with_skeletons(bert))) == library_kernels(chosen)
+    assert library_kernels(again.choose(with_templates(bert))) == library_kernels(chosen)
 
 
 def test_what_is_slower_stays_three_kernels(bert: Module, same_results: dict[str, float]) -> None:
     choice = LibraryChoice(CudnnMeasurer(2e-4), progress=False)  # type: ignore[arg-type]
-    chosen = choice.choose(with_skeletons(bert))
+    chosen = choice.choose(with_templates(bert))
     assert not library_kernels(chosen)
     assert choice.facts["generated_share_of_operators"] == 1.0
     assert {f.name for f in chosen.funcs} == {f.name for f in bert.funcs}
@@ -250,7 +250,7 @@ def test_three_kernels_come_back_where_the_network_is_slower(
 
     monkeypatch.setattr("tilewright.libraries.choice.validated_libraries", refuse_all)
     choice = LibraryChoice(CudnnMeasurer(5e-5), progress=False, streams="model")  # type: ignore[arg-type]
-    chosen = choice.choose(with_skeletons(bert))
+    chosen = choice.choose(with_templates(bert))
     assert seen[0] > seen[1] == 0
     assert not library_kernels(chosen)
     arrays = random_arrays(bert.main)

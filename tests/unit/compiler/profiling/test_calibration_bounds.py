@@ -20,7 +20,7 @@ from tilewright.costmodel import (
     load_hardware,
 )
 from tilewright.costmodel.kernels.bound import BoundArrays
-from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SKELETON, SPECIFIED
+from tilewright.costmodel.kernels.bound_terms import GENERATED, MEASURED_LOOP, SPECIFIED
 from tilewright.costmodel.kernels.geometry import resident_blocks
 from tilewright.devices.targets import resolve_target
 from tilewright.passes.kernels.contract.choice import contract_points
@@ -100,7 +100,7 @@ def test_no_bound_of_the_tensor_cores_is_above_its_estimate(problem):
 def test_a_point_alone_has_the_bound_it_has_among_all(convolution, product, random):
     lanes, cores = contract_points(convolution, H100), matrix_points(product, H100)
     for i in (random.randrange(len(lanes)) for _ in range(4)):
-        assert contract_bound_of(convolution, lanes.space.at(i), H100, SKELETON) == lanes.cold.at(i)
+        assert contract_bound_of(convolution, lanes.space.at(i), H100, GENERATED) == lanes.cold.at(i)
     for i in (random.randrange(len(cores)) for _ in range(4)):
         one = matrix_bound(product, cores.space.take(np.array([i])), H100)
         assert one.at(0) == cores.cold.at(i)

@@ -1,6 +1,8 @@
 """Kernel templates: each family registers its own, and no code outside of a family compares their names."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -272,3 +274,10 @@ def test_given_parameters_are_checked_where_nothing_is_chosen():
     odd = kernel("").with_attrs(decision=KernelDecision("scan", MapParameters(8, 4, 1)))
     with pytest.raises(InputError, match=r"^@k: expected ScanParameters of 'scan'"):
         choose_parameters.run(odd, PassContext("cuda:sm_90a"))
+
+
+def test_a_fresh_process_parses_decisions():
+    text = KERNEL.replace("ATTRIBUTES", decision(f'template: "map", {GOOD}'))
+    code = f"import tilewright as tw; print(tw.show(tw.parse({text!r})))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert f'kernel<template: "map", {GOOD}>' in shown

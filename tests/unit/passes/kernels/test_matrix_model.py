@@ -192,7 +192,7 @@ def chosen_for(func: Func, target: str) -> Func:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tf32", "target", "skeleton"),
+    ("dtype", "tf32", "target", "kind"),
     [
         ("f16", True, "cuda:sm_90a", "matrix"),
         ("bf16", True, "cuda:sm_80", "matrix"),
@@ -202,9 +202,9 @@ def chosen_for(func: Func, target: str) -> Func:
         ("f16", True, "opencl", "contract"),
     ],
 )
-def test_engine_by_precision_and_device(dtype, tf32, target, skeleton):
+def test_engine_by_precision_and_device(dtype, tf32, target, kind):
     chosen = chosen_for(kernel(dtype, tf32=tf32), target)
-    assert template(chosen) == skeleton
+    assert template(chosen) == kind
     assert estimate_of(chosen) >= least_s(chosen, load_hardware(target))
 
 

@@ -28,18 +28,18 @@ POOL = f"""module @net {{
 }}"""
 
 
-def kernels(text, skeleton, params, target):
-    """The program with a skeleton and its parameters forced on its kernel."""
+def kernels(text, kind, params, target):
+    """The program with a template and its parameters forced on its kernel."""
     resolved = resolve_target(target)
     context = PassContext(target=str(resolved), hardware=resolved.hardware)
     module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
     named = dict(zip(("threads_per_row", "rows_per_block", "vec"), params, strict=True))
-    forced = (f if f.name == "main" else with_template(f, skeleton, Pairs.of(named)) for f in module.funcs)
+    forced = (f if f.name == "main" else with_template(f, kind, Pairs.of(named)) for f in module.funcs)
     return module.with_funcs(tuple(forced))
 
 
-def agrees(text, skeleton, params, target):
-    module = kernels(text, skeleton, params, target)
+def agrees(text, kind, params, target):
+    module = kernels(text, kind, params, target)
     rng = np.random.default_rng(2)
     inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in module.main.params]
     wanted = tw.interpret(parse(text), *inputs, precision="fp64")
@@ -67,8 +67,8 @@ def test_rows_side_by_side_on_cuda_text(text, params):
     agrees(text, "rows_across", params, "emulator")
 
 
-def source_of(text, skeleton, params):
-    lowered = lower(kernels(text, skeleton, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+def source_of(text, kind, params):
+    lowered = lower(kernels(text, kind, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for s in lowered.sources.values())
     return source
 
@@ -103,7 +103,7 @@ def test_impossible_parameters_are_named():
 
 
 def chosen(net, result, precision="fp32"):
-    """Skeletons and parameters of a network's kernels on an H100."""
+    """Templates and parameters of a network's kernels on an H100."""
     target = resolve_target("cuda:sm_90a")
     lowered = lower(net.module(result), target, precision=precision)
     return [(template(f), vars(parameters(f))) for f in lowered.tensor.funcs if f.name != "main"]

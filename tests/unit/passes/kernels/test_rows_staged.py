@@ -43,9 +43,9 @@ def cast(text, dtype):
     return text.replace("T[", f"{dtype}[").replace(": T", f": {dtype}").replace('"T"', f'"{dtype}"')
 
 
-def agrees(text, skeleton, params, target, dtype="f16"):
+def agrees(text, kind, params, target, dtype="f16"):
     text = cast(text, dtype)
-    module = kernels(text, skeleton, params, target)
+    module = kernels(text, kind, params, target)
     rng = np.random.default_rng(7)
     kinds = {"f16": np.float16, "f32": np.float32}
     inputs = [rng.standard_normal(p.tensor.shape).astype(kinds[p.tensor.dtype]) for p in module.main.params]
@@ -71,10 +71,8 @@ def test_vectors_of_half_precision_are_read_alone():
     agrees(LONG, "rows_kept", (8, 4, 8), "emulator")
 
 
-def source_of(text, skeleton, params):
-    lowered = lower(
-        kernels(cast(text, "f16"), skeleton, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a")
-    )
+def source_of(text, kind, params):
+    lowered = lower(kernels(cast(text, "f16"), kind, params, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for s in lowered.sources.values())
     return source
 
@@ -108,7 +106,7 @@ def test_impossible_parameters_are_named():
         source_of(across, "rows_staged", (2, 16, 1))
 
 
-def chosen_skeleton(text):
+def chosen_template(text):
     target = resolve_target("cuda:sm_90a")
     context = PassContext(target=str(target), hardware=target.hardware)
     module = run_pipeline(parse(text), Pipeline.parse("fuse-kernels, choose-parameters"), context)
@@ -117,7 +115,7 @@ def chosen_skeleton(text):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "size", "skeleton"),
+    ("dtype", "size", "kind"),
     [
         ("f16", 7, "staged"),
         ("f16", 28, "staged"),
@@ -126,9 +124,9 @@ def chosen_skeleton(text):
         ("f32", 28, "kept"),
     ],
 )
-def test_short_elements_in_rows_without_whole_vectors_are_staged(dtype, size, skeleton):
+def test_short_elements_in_rows_without_whole_vectors_are_staged(dtype, size, kind):
     text = POOL.replace("21", str(1 << 17)).replace("x: 8", f"x: {size}").replace("7, 8]", f"7, {size}]")
-    assert chosen_skeleton(cast(text, dtype)) == f"rows_{skeleton}"
+    assert chosen_template(cast(text, dtype)) == f"rows_{kind}"
 
 
 @pytest.mark.parametrize("record", ["cuda:sm_90a", "cuda:sm_75"])
@@ -198,9 +196,9 @@ def test_results_along_rows_are_computed_once_and_leave_as_vectors():
 
 
 @pytest.mark.parametrize(
-    ("length", "dtype", "skeleton"), [(49, "f16", "staged"), (197, "f16", "kept"), (49, "f32", "kept")]
+    ("length", "dtype", "kind"), [(49, "f16", "staged"), (197, "f16", "kept"), (49, "f32", "kept")]
 )
-def test_short_rows_of_softmax_are_staged(length, dtype, skeleton):
+def test_short_rows_of_softmax_are_staged(length, dtype, kind):
     text = SOFTMAX.replace("21", str(1 << 16)).replace("49", str(length))
     text = text.replace("f16", dtype) if dtype != "f16" else text
-    assert chosen_skeleton(text) == f"rows_{skeleton}"
+    assert chosen_template(text) == f"rows_{kind}"

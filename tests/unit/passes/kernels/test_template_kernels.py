@@ -1,4 +1,4 @@
-"""Every skeleton with the model's and with forced parameters, against the reference interpreter."""
+"""Every template with the model's and with forced parameters, against the reference interpreter."""
 
 from dataclasses import replace
 

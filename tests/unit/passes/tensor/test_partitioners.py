@@ -59,7 +59,7 @@ def test_kernels_compute_what_the_ops_do(name):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_exact_kernels_run_as_the_ops_do(seed):
-    """On OpenCL: the skeletons lower every group that is called legal."""
+    """On OpenCL: the templates lower every group that is called legal."""
     module = random_program(np.random.default_rng(40 + seed), 8)
     given = inputs_of(module, seed)
     wanted = interpret(module, *given)
