@@ -14,7 +14,7 @@ from tilewright.compilation.report_facts import compilation_facts
 from tilewright.devices.targets import resolve_target
 from tilewright.frontends import relay
 from tilewright.ir import InputError, TilewrightError, WorkError, interpret
-from tilewright.running.checking import random_inputs, relative_error
+from tilewright.running.checking import largest_error, random_inputs
 from tilewright.running.executable import Artifact, Executable
 
 NETWORK = Path(__file__).resolve().parent.parent / "tests" / "data" / "relay" / "resnet18.relay"
@@ -72,7 +72,7 @@ def demonstrate(path: Path) -> None:
     outputs = exe(*inputs)
     clock.say("run", f"output {outputs[0].dtype}{list(outputs[0].shape)}, class {int(np.argmax(outputs[0]))}")
     expected = interpret(module, *inputs, precision="fp64")
-    error = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
+    error = largest_error(outputs, expected)
     clock.say("check", f"relative error {error:.1e} against the reference interpreter in float64")
     times = exe.time(*inputs, repeats=10)
     clock.say("time", f"median {1e3 * float(np.median(times)):.2f} ms per inference")

@@ -42,3 +42,10 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     norm = float(np.linalg.norm(b)) or 1.0
     error = float(np.linalg.norm(a - b)) / norm
     return error if np.isfinite(error) else float("inf")
+
+
+def largest_error(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest `relative_error` of several results; inf where there are none, or not as many."""
+    if len(results) != len(expected):
+        return float("inf")
+    return max(map(relative_error, results, expected), default=float("inf"))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from template_kernels import CASES, check
 
 import tilewright as tw
 from tilewright.runtime.cuda.device import CudaDevice
-from tilewright.tools.check_templates import CASES, check
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import Module, interpret
-from tilewright.running.checking import relative_error
+from tilewright.running.checking import largest_error, relative_error
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.kernel_cases import KernelCase
 from tilewright.tools.bench.networks import random_batch, with_batch
@@ -140,7 +140,7 @@ def errors(
     for i, error in enumerate(exact):
         check = {"relative_error": error}
         if right and right[-1] != i:
-            check["difference"] = difference(outputs[i], outputs[right[-1]])
+            check["difference"] = largest_error(outputs[i], outputs[right[-1]])
         checks.append(check)
     return checks
 
@@ -165,13 +165,13 @@ class Reference:
     def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
         """The largest relative error of what is held against the outputs."""
         if not self._batched:
-            return difference(outputs, self._exact(inputs))
+            return largest_error(outputs, self._exact(inputs))
         errors = []
         for sample in sorted({0, inputs[0].shape[0] - 1}):
             exact = self._exact([x[sample : sample + 1] for x in inputs])
             # Rows of a result may be more than one per sample.
             rows = [y[sample * len(e) : (sample + 1) * len(e)] for y, e in zip(outputs, exact, strict=True)]
-            errors.append(difference(rows, exact))
+            errors.append(largest_error(rows, exact))
         return max(errors)
 
     def _exact(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -179,11 +179,6 @@ class Reference:
         if key not in self._known:
             self._known[key] = interpret(self._module, *inputs, precision="fp64")
         return self._known[key]
-
-
-def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray]) -> float:
-    """The largest relative error between two lists of results."""
-    return max(relative_error(x, y) for x, y in zip(a, b, strict=True))
 
 
 #: rows of the result that are compared with float64

@@ -15,7 +15,7 @@ from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.ir import InputError, Module, interpret
-from tilewright.running.checking import random_inputs, relative_error
+from tilewright.running.checking import largest_error, random_inputs
 from tilewright.running.loading import load
 from tilewright.running.rank_executable import together, world
 from tilewright.runtime.communication.mpi import MpiCommunicator
@@ -86,7 +86,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
         result["distributed"]["seconds_per_request"] = streamed
     if a.check and module is not None:
         expected = interpret(module, *inputs, precision="fp64")
-        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
+        result["relative_error"] = largest_error(outputs, expected)
     return result, outputs
 
 

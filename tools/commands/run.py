@@ -14,7 +14,7 @@ from tilewright.api import compile as compile_module
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import Module, WorkError, interpret
 from tilewright.profiling.profile import Profile
-from tilewright.running.checking import random_inputs, relative_error
+from tilewright.running.checking import largest_error, random_inputs
 from tilewright.running.executable import Executable
 from tilewright.runtime.atomic_file import output_file
 from tilewright.streaming import StreamedExecutable
@@ -65,7 +65,7 @@ def run_network(a: argparse.Namespace) -> None:
     exe.close()
     if a.check and module is not None:
         expected = interpret(module, *inputs, precision="fp64")
-        result["relative_error"] = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
+        result["relative_error"] = largest_error(outputs, expected)
     _finish(a, result, outputs, profile)
 
 
@@ -155,9 +155,8 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
 
 
 def _largest_error(module: Module, inputs: list[Arrays], outputs: list[Arrays]) -> float:
-    expected = [interpret(module, *arrays, precision="fp64") for arrays in inputs]
-    pairs = (p for got, want in zip(outputs, expected, strict=True) for p in zip(got, want, strict=True))
-    return max(relative_error(o, w) for o, w in pairs)
+    expected = (interpret(module, *arrays, precision="fp64") for arrays in inputs)
+    return max(map(largest_error, outputs, expected))
 
 
 def _times(a: argparse.Namespace, exe: StreamedExecutable, inputs: list[Arrays]) -> dict[str, Any]:

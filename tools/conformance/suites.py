@@ -17,7 +17,7 @@ from tilewright.frontends.onnx.emission import NotConstant
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.frontends.weights.random_weights import random_input
 from tilewright.ir import InputError, Module, UnsupportedError
-from tilewright.running.checking import relative_error
+from tilewright.running.checking import largest_error, relative_error
 from tilewright.tools.conformance.case import Suite, compare
 
 
@@ -53,7 +53,7 @@ def _run_network(folder: Path, precision: Precision, name: str, target: str) -> 
                     f"relative error {error:.3g} against TVM is above {limit:g}", where=f"result {i}"
                 )
     exact = tw.interpret(module, *inputs, precision="fp64")
-    error = max(relative_error(g, e) for g, e in zip(got, exact, strict=True))
+    error = largest_error(got, exact)
     if not error <= limit:
         raise InputError(f"relative error {error:.3g} against float64 is above {limit:g}")
     return error

@@ -17,7 +17,6 @@ from tilewright.compilation.option_values import Precision
 from tilewright.dynamo import FallbackWarning
 from tilewright.frontends.torch.exported import host_array
 from tilewright.ir import UnsupportedError
-from tilewright.running.checking import relative_error
 from tilewright.tools.arguments.printing import error_line
 
 
@@ -153,10 +152,3 @@ WAYS: Mapping[str, Any] = {
     "export": _export,
     "compile": lambda network, inputs: Dynamo(network),
 }
-
-
-def relative_errors(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> list[float]:
-    """Of each result the norm of the difference over the norm; inf where shapes or numbers differ."""
-    if len(got) != len(expected):
-        return [float("inf")]
-    return [relative_error(g, w) for g, w in zip(got, expected, strict=True)]

@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from tilewright.compilation.option_values import Precision
 from tilewright.ir import UnsupportedError
+from tilewright.running.checking import largest_error
 from tilewright.tools.arguments.printing import error_line
 from tilewright.tools.foreign.network import Prepared
 from tilewright.tools.foreign.packaged import Absent, Packaged, Trained
@@ -40,7 +41,7 @@ from tilewright.tools.foreign.row import (
     Case,
     Row,
 )
-from tilewright.tools.foreign.ways import ExporterError, FellBack, Imported, Way, relative_errors
+from tilewright.tools.foreign.ways import ExporterError, FellBack, Imported, Way
 
 #: what a process does: the end of its pipe, threads for torch, whether to compile only
 Child = Callable[[Connection, int, bool], None]
@@ -213,12 +214,12 @@ class _Runner:
         inputs, exact = self._known["inputs", case.batch], self._known["exact", case.batch]
         way = self._known.get((case.via, case.batch))
         theirs = way.as_exported(inputs) if isinstance(way, Imported) else None
-        if theirs and max(relative_errors(self._got, theirs)) <= limit < max(relative_errors(theirs, exact)):
+        if theirs and largest_error(self._got, theirs) <= limit < largest_error(theirs, exact):
             return EXPORTER, "ONNX Runtime computes the same from the file that torch wrote"
         if case.precision == "fp32":
             return WRONG, expected
         try:
-            own = max(relative_errors(prepared.rounded(inputs, case.precision), exact))
+            own = largest_error(prepared.rounded(inputs, case.precision), exact)
         except Exception as e:  # noqa: BLE001 - what torch raises excuses nothing
             return WRONG, f"{expected}; torch has no result in {case.precision}: {error_line(e)}"
         if error <= TWICE * own or not math.isfinite(own):
@@ -239,7 +240,7 @@ class _Runner:
         self._got = got
         if self._only_compile:
             return float("nan"), seconds
-        return max(relative_errors(got, exact), default=float("inf")), seconds
+        return largest_error(got, exact), seconds
 
     def _prepare(self) -> Prepared | Trained:
         if isinstance(self._entry, Packaged):

@@ -21,7 +21,7 @@ from tilewright.distributed import compile_part
 from tilewright.distributed.compilation import network_digest
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
-from tilewright.running.checking import relative_error
+from tilewright.running.checking import largest_error
 from tilewright.running.rank_executable import DistributedExecutable
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
@@ -71,7 +71,7 @@ def execute(
     )
     with exe:
         outputs = exe(*inputs)
-        error = max(relative_error(o, w) for o, w in zip(outputs, expected, strict=True))
+        error = largest_error(outputs, expected)
         own: dict[str, Any] = {"error": error, "memory_bytes": _memory_bytes(exe)}
         if timed is not None:
             own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()

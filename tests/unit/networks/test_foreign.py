@@ -24,7 +24,7 @@ from tilewright.tools.foreign.row import (
     markdown,
     summary,
 )
-from tilewright.tools.foreign.ways import Imported, relative_errors
+from tilewright.tools.foreign.ways import Imported
 from tilewright.tools.foreign.workers import _Runner, run_all
 
 
@@ -47,14 +47,6 @@ def test_unknown_networks_are_refused(capsys):
         chosen(["mobilevit_xs"])
     assert main(["nonesuch"]) == 2
     assert "unknown network 'nonesuch'" in capsys.readouterr().err
-
-
-def test_relative_errors():
-    wanted = [np.array([3.0, 4.0])]
-    assert relative_errors([np.array([3.0, 4.5])], wanted) == [0.1]
-    assert relative_errors([np.array([3.0, np.nan])], wanted) == [float("inf")]
-    assert relative_errors([np.zeros(3)], wanted) == [float("inf")]
-    assert relative_errors([], wanted) == [float("inf")]
 
 
 def test_tables():

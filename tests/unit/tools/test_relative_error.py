@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tilewright.running.checking import relative_error
+from tilewright.running.checking import largest_error, relative_error
 from tilewright.tools.cli import main
 
 NAN, INF = float("nan"), float("inf")
@@ -51,3 +51,11 @@ def test_a_network_of_nan_is_right(target, data_dir, tmp_path, capsys):
     given = ["--input", str(tmp_path / "nan.npz"), "--check", "--target", target]
     assert main(["run", str(data_dir / "relay" / "mlp.relay"), *given]) == 0
     assert "relative error against the float64 reference: 0.00e+00" in capsys.readouterr().out
+
+
+def test_the_largest_error_of_several_results():
+    expected = [np.array([3.0, 4.0])]
+    assert largest_error([np.array([3.0, 4.5])], expected) == 0.1
+    assert largest_error([np.array([3.0, 4.5]), np.zeros(1)], [*expected, np.ones(1)]) == 1.0
+    for wrong in ([np.array([3.0, np.nan])], [np.zeros(3)], []):
+        assert largest_error(wrong, expected) == float("inf")

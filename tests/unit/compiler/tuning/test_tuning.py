@@ -2,13 +2,13 @@
 
 import numpy as np
 from decision_samples import parameters, template
+from template_kernels import CASES, prepared
 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.tools.check_templates import CASES, prepared
 from tilewright.tuning import tuner as tuning
 
 

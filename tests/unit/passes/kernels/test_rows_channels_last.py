@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from decision_samples import parameters, template, with_template
 from relay_builder import Net
+from template_kernels import ROWS
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
@@ -13,7 +14,6 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
-from tilewright.tools.check_templates import ROWS
 
 _ADD = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"
 POOL = f"""module @net {{

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from template_kernels import CASES, check, prepared
 
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs
 from tilewright.passes.framework.invariants import find_invariant
-from tilewright.tools.check_templates import CASES, check, prepared
 
 IDS = [c.name for c in CASES]
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from template_kernels import CASES, Case, prepared, values
 from thread_kernels import run_calls
 
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, interpret, parse
 from tilewright.running.checking import relative_error
-from tilewright.tools.check_templates import CASES, Case, prepared, values
 
 TARGETS = ("cuda:sm_90a", "opencl")
 
