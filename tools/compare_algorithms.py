@@ -32,7 +32,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Convolution:
+class TimedConvolution:
     """A float32 convolution with stride 1 and padding that keeps the image's extents.
 
     data: batch, channels, height, width; a kernel of `size` x `size` per filter and group.
@@ -71,17 +71,17 @@ class Convolution:
 
 
 CONVOLUTIONS = (
-    Convolution((1, 64, 56, 56), 64, 3),
-    Convolution((1, 128, 28, 28), 128, 3),
-    Convolution((1, 256, 14, 14), 256, 3),
-    Convolution((1, 512, 7, 7), 512, 3),
-    Convolution((32, 256, 14, 14), 256, 3),
-    Convolution((32, 64, 56, 56), 64, 3),
-    Convolution((1, 64, 224, 224), 64, 3),
-    Convolution((8, 48, 35, 35), 64, 5),
-    Convolution((1, 128, 56, 56), 128, 7),
-    Convolution((1, 96, 56, 56), 96, 7, groups=96),
-    Convolution((1, 256, 32, 32), 256, 31, groups=256),
+    TimedConvolution((1, 64, 56, 56), 64, 3),
+    TimedConvolution((1, 128, 28, 28), 128, 3),
+    TimedConvolution((1, 256, 14, 14), 256, 3),
+    TimedConvolution((1, 512, 7, 7), 512, 3),
+    TimedConvolution((32, 256, 14, 14), 256, 3),
+    TimedConvolution((32, 64, 56, 56), 64, 3),
+    TimedConvolution((1, 64, 224, 224), 64, 3),
+    TimedConvolution((8, 48, 35, 35), 64, 5),
+    TimedConvolution((1, 128, 56, 56), 128, 7),
+    TimedConvolution((1, 96, 56, 56), 96, 7, groups=96),
+    TimedConvolution((1, 256, 32, 32), 256, 31, groups=256),
 )
 
 
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compile_all(
-    ways: Sequence[tuple[Convolution, str]], files: Sequence[str], target: str, jobs: int
+    ways: Sequence[tuple[TimedConvolution, str]], files: Sequence[str], target: str, jobs: int
 ) -> list[str]:
     """The algorithm that each way comes to; the executables lie in the files."""
     arguments = (*zip(*ways, strict=True), files, [target] * len(ways))
@@ -129,7 +129,7 @@ def _compile_all(
         return list(pool.map(_compile, *arguments))
 
 
-def _compile(case: Convolution, way: str, path: str, target: str) -> str:
+def _compile(case: TimedConvolution, way: str, path: str, target: str) -> str:
     """Save one convolution by one algorithm, or by `auto`; returns the algorithm that it has."""
     algorithm: Any = way
     with tw.compile(case.module(), target=target, conv_algorithm=algorithm, workspace="any") as exe:
@@ -137,7 +137,7 @@ def _compile(case: Convolution, way: str, path: str, target: str) -> str:
         return str(exe.report()["convolutions"][0]["algorithm"])
 
 
-def time_case(case: Convolution, files: dict[str, str], rounds: int, replays: int) -> dict[str, Any]:
+def time_case(case: TimedConvolution, files: dict[str, str], rounds: int, replays: int) -> dict[str, Any]:
     """Median microseconds of one replay by algorithm, in turns; all read the same normal data."""
     x = np.random.default_rng(1).standard_normal(case.data, np.float32)
     with ExitStack() as stack:

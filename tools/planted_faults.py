@@ -36,7 +36,7 @@ FAULTS = Path(__file__).with_name("planted_faults.toml")
 
 
 @dataclass(frozen=True)
-class Fault:
+class PlantedFault:
     """A wrong change: `search`, which a tree has exactly once, becomes `replace`; `tests` must fail then."""
 
     name: str
@@ -77,9 +77,9 @@ def _write(file: Path, text: str) -> None:
         compiled.unlink()
 
 
-def read_faults(file: Path = FAULTS) -> tuple[Fault, ...]:
+def read_faults(file: Path = FAULTS) -> tuple[PlantedFault, ...]:
     """The faults of a TOML file; raises InputError where one lacks a field or two have one name."""
-    fields = set(Fault.__dataclass_fields__)
+    fields = set(PlantedFault.__dataclass_fields__)
     faults = []
     try:
         items = tomllib.loads(file.read_text(encoding="utf-8"))["fault"]
@@ -90,7 +90,7 @@ def read_faults(file: Path = FAULTS) -> tuple[Fault, ...]:
             raise InputError(
                 f"expected a fault with {', '.join(sorted(fields))}, got {', '.join(sorted(item))}"
             )
-        faults.append(Fault(**{**item, "tests": tuple(item["tests"])}))
+        faults.append(PlantedFault(**{**item, "tests": tuple(item["tests"])}))
     names = [fault.name for fault in faults]
     if len(set(names)) != len(names):
         raise InputError(f"expected different names of faults, got {', '.join(names)}")
@@ -112,7 +112,7 @@ _NO_TESTS = 5  # pytest's exit code
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultOutcome:
     """The tests that fail with a fault, how many ran, and the seconds they took together."""
 
     fault: str
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if caught == len(outcomes) else 1
 
 
-def _chosen(source: Path, names: Sequence[str]) -> list[Fault]:
+def _chosen(source: Path, names: Sequence[str]) -> list[PlantedFault]:
     known = {fault.name: fault for fault in read_faults(source)}
     for name in names:
         if name not in known:
@@ -160,7 +160,7 @@ def _chosen(source: Path, names: Sequence[str]) -> list[Fault]:
     return [fault for name, fault in known.items() if not names or name in names]
 
 
-def _plant_all(faults: Sequence[Fault], commit: str | None, scratch: Path) -> list[Outcome]:
+def _plant_all(faults: Sequence[PlantedFault], commit: str | None, scratch: Path) -> list[FaultOutcome]:
     """Check the tests without a fault, then plant one after the other; prints each outcome as it comes."""
     repository = this_repository()
     tree = export(repository, resolve(repository, commit), scratch / "tree", more=("tests",))
@@ -179,14 +179,14 @@ def _plant_all(faults: Sequence[Fault], commit: str | None, scratch: Path) -> li
             runs = [_run(tree, root, arguments[t]) for t in fault.tests]
         failed = tuple(test for run in runs for test in run.failed)
         seconds = sum(run.seconds for run in runs)
-        outcomes.append(Outcome(fault.name, failed, sum(run.ran for run in runs), seconds))
+        outcomes.append(FaultOutcome(fault.name, failed, sum(run.ran for run in runs), seconds))
         where = file.relative_to(tree)
         print(f"{fault.name} ({where}): {len(failed)} of {outcomes[-1].ran} tests fail, {seconds:.0f} s")
         print("".join(f"  {test}\n" for test in failed) or "  NOT CAUGHT\n", end="", flush=True)
     return outcomes
 
 
-def _run(tree: Path, root: Path, words: Sequence[str]) -> Outcome:
+def _run(tree: Path, root: Path, words: Sequence[str]) -> FaultOutcome:
     """The outcome of one run of pytest in the tree; raises InputError where it selects no test."""
     results = tree / "results.xml"
     results.unlink(missing_ok=True)
@@ -203,17 +203,17 @@ def _run(tree: Path, root: Path, words: Sequence[str]) -> Outcome:
             timeout=LONGEST_S,
         )
     except subprocess.TimeoutExpired:
-        return Outcome("", (f"{words[0]} does not end",), 1, LONGEST_S)
+        return FaultOutcome("", (f"{words[0]} does not end",), 1, LONGEST_S)
     seconds = time.perf_counter() - begin
     if done.returncode == _NO_TESTS or not results.exists():
         said = (done.stdout + done.stderr).strip().splitlines()
         if done.returncode == _NO_TESTS:
             raise InputError(f"expected tests of {' '.join(words)}, got none")
-        return Outcome("", (f"{words[0]}: {said[-1] if said else 'ended'}",), 1, seconds)
+        return FaultOutcome("", (f"{words[0]}: {said[-1] if said else 'ended'}",), 1, seconds)
     cases = list(ElementTree.parse(results).iter("testcase"))
     wrong = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     names = tuple(f"{Path(words[0]).name}::{c.get('name')}" for c in wrong)
-    return Outcome("", names, len(cases), seconds)
+    return FaultOutcome("", names, len(cases), seconds)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.calibration.timing import Times
+from tilewright.calibration.timing import TrialTimes
 from tilewright.calibration.trials import CHAINED_DTYPES, MATRIX_DTYPES, Trial
 from tilewright.costmodel import CpuHardware, GpuHardware
 from tilewright.costmodel.hardware.calibration import Measured
@@ -15,7 +15,7 @@ Quantities = dict[str, Measured]
 class Results:
     """Rates and durations of trials by name; the best ones are for the bound, medians for the estimators."""
 
-    def __init__(self, trials: Sequence[Trial], times: Mapping[str, Times]) -> None:
+    def __init__(self, trials: Sequence[Trial], times: Mapping[str, TrialTimes]) -> None:
         self._work = {t.name: t.work for t in trials}
         self._times = {name: t for name, t in times.items() if t.best_s > 0.0}
 

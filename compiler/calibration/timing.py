@@ -25,7 +25,7 @@ _LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Times:
+class TrialTimes:
     """Seconds of one launch: the best, the median, and the quartile distance over the median."""
 
     best_s: float
@@ -36,7 +36,7 @@ class Times:
 
 def time_trials(
     trials: Sequence[Trial], target: Target, device: Device, *, progress: bool | None = None
-) -> dict[str, Times]:
+) -> dict[str, TrialTimes]:
     """What one launch of every trial takes, by the trials' names; kernels are compiled all together.
 
     Raises WorkError and DeviceError.
@@ -107,7 +107,7 @@ def in_a_row(plan: ExecutionPlan, runs: int) -> ExecutionPlan:
     return validate(place_arena(plan.replace(launches=(*setup, *again))))
 
 
-def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> Times:
+def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> TrialTimes:
     """What twice as many launches take more than so many: starting a replay and the setup cancel out."""
     runs, times = trial.runs, []
     for count in (runs, 2 * runs):
@@ -118,7 +118,7 @@ def _times(trial: Trial, plan: ExecutionPlan, device: Device) -> Times:
     best = launch_s_of(float(short.min()), float(long.min()), runs)
     median = launch_s_of(float(np.median(short)), float(np.median(long)), runs)
     spread = float((high - low) / np.median(long)) if np.median(long) > 0 else 0.0
-    return Times(best, max(best, median), 2 * REPLAYS, spread)
+    return TrialTimes(best, max(best, median), 2 * REPLAYS, spread)
 
 
 def launch_s_of(short_s: float, long_s: float, runs: int) -> float:

@@ -9,7 +9,7 @@ from typing import get_args
 from tilewright.compilation.option_values import Precision, Tune
 from tilewright.tools.arguments.network import SEED, add_pass_arguments, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
-from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.arguments.scope import OptionScope
 
 #: named groups of networks; `main` are those the project is judged by
 SUITES: Mapping[str, tuple[str, ...]] = {
@@ -67,7 +67,7 @@ def _add_what(p: CommandParser) -> None:
     p.add_argument("networks", nargs="*", metavar="NET", help="names of networks, or files")
     p.add_argument("--suite", nargs="+", default=[], choices=tuple(SUITES), help="named groups of networks")
     p.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"of named networks (default {FOLDER})")
-    add_shape_arguments(p, Scope(without=("--suite",)))
+    add_shape_arguments(p, OptionScope(without=("--suite",)))
     p.add_argument(
         "--batch",
         nargs="+",
@@ -100,7 +100,7 @@ def _add_what(p: CommandParser) -> None:
     )
     p.add_scoped(
         p,
-        Scope(needs=("--kernels",)),
+        OptionScope(needs=("--kernels",)),
         "--sizes",
         nargs="+",
         type=_COUNT,
@@ -111,10 +111,10 @@ def _add_what(p: CommandParser) -> None:
 
 
 def _add_ours(p: CommandParser) -> None:
-    kernels = Scope(kernels=True)
+    kernels = OptionScope(kernels=True)
     p.add_argument("--target", default="auto", help="as in tilewright run (default auto)")
     p.add_scoped(p, kernels, "--tune", default="model", choices=get_args(Tune), help="default model")
-    measured = Scope(kernels=True, needs=("--tune measure",))
+    measured = OptionScope(kernels=True, needs=("--tune measure",))
     p.add_scoped(p, measured, "--tuning-db", metavar="FILE", help="measurements that are looked up and kept")
     p.add_scoped(
         p,
@@ -133,4 +133,4 @@ def _add_ours(p: CommandParser) -> None:
         "--no-libraries", dest="libraries", action="store_const", const="off", help="--libraries off"
     )
     p.add_scoped(p, kernels, "--streams", metavar="POLICY", help="as in tilewright run")
-    add_pass_arguments(p, Scope())
+    add_pass_arguments(p, OptionScope())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.tools.arguments.parsing import Sub
-from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.arguments.scope import OptionScope
 
 
 def add_calibrate(sub: Sub) -> None:
@@ -14,7 +14,7 @@ def add_calibrate(sub: Sub) -> None:
     )
     p.add_scoped(
         p,
-        Scope(without=("--show",)),
+        OptionScope(without=("--show",)),
         "--output",
         metavar="FILE",
         help="write the calibration to FILE, and not to where compilations find it",

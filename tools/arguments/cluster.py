@@ -15,11 +15,11 @@ from tilewright.compilation.option_values import (
 )
 from tilewright.tools.arguments.network import REPEATS, SEED, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
-from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.arguments.scope import OptionScope
 
 _PLOT = "draw a picture (.png or .svg; needs matplotlib)"
-_TRAINING = Scope(without=("--devices",))
-_HERE = Scope(needs=("--devices",))
+_TRAINING = OptionScope(without=("--devices",))
+_HERE = OptionScope(needs=("--devices",))
 
 
 def add_cluster(sub: Sub) -> None:
@@ -54,7 +54,7 @@ def _add_plan(sub: Sub) -> None:
         metavar="NAME,...",
         help="of a network: the parameters that carry samples (Relay: the first and integer ones)",
     )
-    add_shape_arguments(plan, Scope())
+    add_shape_arguments(plan, OptionScope())
     plan.add_scoped(plan, _TRAINING, "--training", metavar="FILE|NAME", help="TOML file or shipped record")
     plan.add_argument(
         "--mode", default="corrected", help=f"{', '.join(get_args(ClusterMode))} (default corrected)"
@@ -106,7 +106,7 @@ def _add_execution_arguments(p: CommandParser) -> None:
         metavar="N",
         help="how many smaller batches may be measured too, those of plans that may be fastest (default 4)",
     )
-    measured = Scope(needs=("--measure-here",))
+    measured = OptionScope(needs=("--measure-here",))
     p.add_scoped(g, measured, "--record", metavar="FILE.toml", help="write what was measured, for --cluster")
     p.add_scoped(
         g, measured, "--memory", metavar="SIZE", help="memory of each device when measuring (default: all)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.tools.arguments.parsing import Sub
-from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.arguments.scope import OptionScope
 
 
 def add_db(sub: Sub) -> None:
@@ -19,7 +19,7 @@ def add_db(sub: Sub) -> None:
     export.add_argument("output", metavar="FILE", help="file of JSON lines to write")
     export.add_scoped(
         export,
-        Scope(without=("--tuning-db",)),
+        OptionScope(without=("--tuning-db",)),
         "--used-by",
         metavar="NET.tw",
         help="only the entries of one network: those that travel with this saved executable",

@@ -14,7 +14,7 @@ from tilewright.compilation.option_values import (
     Workspace,
 )
 from tilewright.tools.arguments.parsing import CommandParser, whole
-from tilewright.tools.arguments.scope import ANYTHING, COMPILED, NETWORKS, WITHOUT_WEIGHTS, Given, Scope
+from tilewright.tools.arguments.scope import ANYTHING, COMPILED, NETWORKS, WITHOUT_WEIGHTS, Given, OptionScope
 
 #: seeds of NumPy's generators that all commands take
 SEED = whole(0, 2**63 - 1)
@@ -34,7 +34,7 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file, "
         "or zoo:nasnet_mobile, zoo:gpt2_small{sequence=64}, ...",
     )
-    relay = Scope(frozenset({Given.RELAY}))
+    relay = OptionScope(frozenset({Given.RELAY}))
     p.add_scoped(
         p,
         relay,
@@ -51,10 +51,10 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         help="parameters that stay inputs; every other one needs a value (default: the first, and with "
         "random weights the integer ones, with a file the indices right behind it)",
     )
-    add_shape_arguments(p, Scope(), "; of a saved executable: which of its plans")
+    add_shape_arguments(p, OptionScope(), "; of a saved executable: which of its plans")
     p.add_scoped(
         p,
-        Scope(ANYTHING if draws_inputs else WITHOUT_WEIGHTS),
+        OptionScope(ANYTHING if draws_inputs else WITHOUT_WEIGHTS),
         "--seed",
         type=SEED,
         default=0,
@@ -68,7 +68,7 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
     )
 
 
-def add_shape_arguments(p: CommandParser, scope: Scope, more: str = "") -> None:
+def add_shape_arguments(p: CommandParser, scope: OptionScope, more: str = "") -> None:
     """The arguments that fix what a network leaves open: shapes and extents, and values of inputs.
 
     more: what else the help says of `--shape`.
@@ -108,7 +108,7 @@ def add_choice_arguments(p: CommandParser) -> None:
     add_lowering_arguments(p)
 
 
-def add_measuring_arguments(p: CommandParser, scope: Scope) -> None:
+def add_measuring_arguments(p: CommandParser, scope: OptionScope) -> None:
     """The arguments of measured choices."""
     p.add_scoped(
         p,
@@ -132,7 +132,7 @@ def add_lowering_arguments(p: CommandParser) -> None:
     """The arguments that choose how a network is computed."""
     p.add_scoped(
         p,
-        Scope(NETWORKS),
+        OptionScope(NETWORKS),
         "--precision",
         default="fp32",
         choices=get_args(Precision),
@@ -171,10 +171,10 @@ def add_lowering_arguments(p: CommandParser) -> None:
         help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
         "(default as --tune chooses)",
     )
-    add_pass_arguments(p, Scope(NETWORKS))
+    add_pass_arguments(p, OptionScope(NETWORKS))
 
 
-def add_pass_arguments(p: CommandParser, scope: Scope) -> None:
+def add_pass_arguments(p: CommandParser, scope: OptionScope) -> None:
     """The arguments that bring passes of the user into a compilation."""
     group = p.add_argument_group("own passes")
     p.add_scoped(

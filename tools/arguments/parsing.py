@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from tilewright.tools.arguments.scope import ArgumentError, Scope, check_scope
+from tilewright.tools.arguments.scope import ArgumentError, OptionScope, check_scope
 
 #: what `add_subparsers` gives
 Sub: TypeAlias = "argparse._SubParsersAction[CommandParser]"
@@ -25,10 +25,10 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d")
-        self._scopes: dict[str, Scope] = {}
+        self._scopes: dict[str, OptionScope] = {}
 
     def add_scoped(
-        self, place: argparse._ActionsContainer, scope: Scope, *flags: str, **options: Any
+        self, place: argparse._ActionsContainer, scope: OptionScope, *flags: str, **options: Any
     ) -> None:
         """Add an option to this parser or to one of its groups (`place`), which has a meaning in `scope`."""
         action = place.add_argument(*flags, **options)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from tilewright.compilation.option_values import MAX_RANKS, RANK_TIMEOUT_S, TOLERANCE, DivisionMode, Transport
 from tilewright.tools.arguments.network import REPEATS, add_choice_arguments, add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
-from tilewright.tools.arguments.scope import NETWORKS, Scope
+from tilewright.tools.arguments.scope import NETWORKS, OptionScope
 
 _ONE_DEVICE = ("--memory-cap", "--devices", "--mode")
 _ON_RANKS = ("--devices", "--mode")
@@ -23,17 +23,17 @@ def add_run(sub: Sub) -> None:
     p.add_argument("--output", metavar="FILE.npz", help="write the outputs as out0, out1, ...")
     p.add_scoped(
         p,
-        Scope(NETWORKS),
+        OptionScope(NETWORKS),
         "--check",
         action="store_true",
         help=f"compare with the float64 reference (error below {TOLERANCE['fp32']:g} in fp32)",
     )
     p.add_scoped(
-        p, Scope(kernels=True), "--repeats", type=REPEATS, default=10, help="timed runs (default 10)"
+        p, OptionScope(kernels=True), "--repeats", type=REPEATS, default=10, help="timed runs (default 10)"
     )
     p.add_scoped(
         p,
-        Scope(kernels=True, without=_ONE_DEVICE),
+        OptionScope(kernels=True, without=_ONE_DEVICE),
         "--trace",
         metavar="FILE.json",
         help="record a replay: print when kernels ran and how a serial plan compares, write a Perfetto trace",
@@ -49,14 +49,14 @@ def _add_stream_arguments(p: CommandParser) -> None:
     group = p.add_argument_group("weights on storage")
     p.add_scoped(
         group,
-        Scope(NETWORKS, kernels=True, without=("--devices", "--mode")),
+        OptionScope(NETWORKS, kernels=True, without=("--devices", "--mode")),
         "--memory-cap",
         metavar="SIZE",
         help="device memory to use at most, such as 2GiB: weights stay on storage and stream through it",
     )
 
     def add(*flags: str, **options: Any) -> None:
-        p.add_scoped(group, Scope(needs=("--memory-cap",)), *flags, **options)
+        p.add_scoped(group, OptionScope(needs=("--memory-cap",)), *flags, **options)
 
     add(
         "--micro-batches",
@@ -92,7 +92,7 @@ def _add_rank_arguments(p: CommandParser) -> None:
     group = p.add_argument_group("several devices (one process each)")
     p.add_scoped(
         group,
-        Scope(kernels=True),
+        OptionScope(kernels=True),
         "--devices",
         type=whole(1, MAX_RANKS),
         metavar="N",
@@ -101,7 +101,7 @@ def _add_rank_arguments(p: CommandParser) -> None:
     )
     p.add_scoped(
         group,
-        Scope(kernels=True),
+        OptionScope(kernels=True),
         "--mode",
         choices=get_args(DivisionMode),
         help="how the network is divided (default space): one inference in space, the batch, the weights, or "
@@ -109,14 +109,14 @@ def _add_rank_arguments(p: CommandParser) -> None:
     )
     p.add_scoped(
         group,
-        Scope(NETWORKS, needs=_ON_RANKS),
+        OptionScope(NETWORKS, needs=_ON_RANKS),
         "--mode-options",
         metavar="NAME=VALUE,...",
         help="options of the pass that divides the network, such as axis=w (see irdump --list-passes)",
     )
     p.add_scoped(
         group,
-        Scope(needs=_ON_RANKS),
+        OptionScope(needs=_ON_RANKS),
         "--timeout",
         type=seconds,
         metavar="SECONDS",
@@ -124,7 +124,7 @@ def _add_rank_arguments(p: CommandParser) -> None:
     )
     p.add_scoped(
         group,
-        Scope(needs=_ON_RANKS),
+        OptionScope(needs=_ON_RANKS),
         "--transport",
         default="device",
         choices=get_args(Transport),

@@ -43,7 +43,7 @@ WITHOUT_WEIGHTS = frozenset({Given.RELAY, Given.ZOO})
 
 
 @dataclass(frozen=True)
-class Scope:
+class OptionScope:
     """Where an option has a meaning: elsewhere it is refused, so that nobody believes it did something.
 
     inputs: what the network may be. kernels: the target must be one that has kernels, not the interpreter.
@@ -58,10 +58,10 @@ class Scope:
 
 
 #: options of a compilation
-COMPILED = Scope(NETWORKS, kernels=True)
+COMPILED = OptionScope(NETWORKS, kernels=True)
 
 
-def check_scope(flag: str, scope: Scope, arguments: argparse.Namespace) -> None:
+def check_scope(flag: str, scope: OptionScope, arguments: argparse.Namespace) -> None:
     """Raise ArgumentError where `flag` was given and has no meaning beside the other arguments."""
     for network in _networks(arguments):
         if (kind := Given.of(network)) not in scope.inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.tools.arguments.parsing import Sub
-from tilewright.tools.arguments.scope import Scope
+from tilewright.tools.arguments.scope import OptionScope
 
 
 def add_streams(sub: Sub) -> None:
@@ -23,6 +23,10 @@ def add_streams(sub: Sub) -> None:
     )
     p.add_argument("--json", action="store_true", help='print {"streams": [...], "syncs": [[u, v], ...]}')
     p.add_scoped(
-        p, Scope(needs=("--json",)), "--order", action="store_true", help='add the launch order as "order"'
+        p,
+        OptionScope(needs=("--json",)),
+        "--order",
+        action="store_true",
+        help='add the launch order as "order"',
     )
     p.set_defaults(action="commands.streams:run_streams")

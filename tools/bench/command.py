@@ -16,7 +16,13 @@ from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.measuring.budget import budget_seconds
 from tilewright.tools.arguments.bench import KERNELS
 from tilewright.tools.bench.clocks import processor_name
-from tilewright.tools.bench.comparison import Case, Reference, Settings, compare_kernel, compare_network
+from tilewright.tools.bench.comparison import (
+    ExactReference,
+    NetworkCase,
+    Settings,
+    compare_kernel,
+    compare_network,
+)
 from tilewright.tools.bench.document import Document
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.networks import network_paths
@@ -74,7 +80,7 @@ def _network_rows(
     if a.jobs > 1:
         ends_at = time.time() + settings.left_s()
         requests = [
-            _Request(Case(path, batch, precision, *options), a, peers, settings.device, ends_at)
+            _Request(NetworkCase(path, batch, precision, *options), a, peers, settings.device, ends_at)
             for batch in batches
             for precision in a.precision
             for path in paths
@@ -82,11 +88,11 @@ def _network_rows(
         yield from rows_in_waves(_row_of_request, requests, a.jobs, _lost_row)
         return
     for path in paths:
-        module = Case(path, None, "fp32", *options).module()
-        references = {batch: Reference(module, batched=batch is not None) for batch in batches}
+        module = NetworkCase(path, None, "fp32", *options).module()
+        references = {batch: ExactReference(module, batched=batch is not None) for batch in batches}
         for batch in batches:
             for precision in a.precision:
-                case = Case(path, batch, precision, *options)
+                case = NetworkCase(path, batch, precision, *options)
                 yield compare_network(case, module, references[batch], settings)
 
 
@@ -94,7 +100,7 @@ def _network_rows(
 class _Request:
     """A row that a process of its own makes; `ends_at` is when the whole run has to end, in Unix time."""
 
-    case: Case
+    case: NetworkCase
     arguments: argparse.Namespace
     peers: tuple[str, ...]
     device: str
@@ -107,7 +113,7 @@ def _row_of_request(request: _Request, turn: Callable[[], AbstractContextManager
     )
     try:
         module = request.case.module()
-        reference = Reference(module, batched=request.case.batch is not None)
+        reference = ExactReference(module, batched=request.case.batch is not None)
         return compare_network(request.case, module, reference, replace(settings, turn=turn))
     except TilewrightError as e:
         return _lost_row(request, one_line(e))

@@ -150,7 +150,7 @@ def is_right(check: Mapping[str, float], limit: float) -> bool:
     return check.get("relative_error", 0.0) <= limit and check.get("difference", 0.0) <= BETWEEN * limit
 
 
-class Reference:
+class ExactReference:
     """What results are held against, interpreted in float64 from the network as it was imported.
 
     batched: of a batch the first and the last sample. A network treats the samples of a batch alike, so
@@ -255,7 +255,7 @@ def _with_rates(case: KernelCase, row: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Case:
+class NetworkCase:
     """What is compared: a network in a file, with shapes and constants as given, at a batch and precision.
 
     batch: the first extent of all inputs; None leaves every shape as it is.
@@ -281,7 +281,7 @@ class Case:
         return {"network": self.network, "batch": self.batch, "precision": self.precision}
 
 
-def compare_network(case: Case, imported: Module, reference: Exact, settings: Settings) -> Row:
+def compare_network(case: NetworkCase, imported: Module, reference: Exact, settings: Settings) -> Row:
     """The row as plain data: `status` is ok, wrong or failed, with a `reason` where it is not ok.
 
     imported: the module of the case. Its batch, where none is given, is the first extent of the first input.

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Spread:
+class TimeSpread:
     """Median of `count` times with the 10th and 90th percentile, all in seconds."""
 
     median_s: float
@@ -20,7 +20,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
+    def of(cls, seconds: Sequence[float]) -> TimeSpread:
         """The spread of at least one time."""
         low, median, high = (float(q) for q in np.percentile(np.asarray(seconds), (10, 50, 90)))
         return cls(median, low, high, len(seconds))
@@ -68,24 +68,24 @@ class Contender(Protocol):
 
 
 @dataclass
-class Timed:
+class TimedContender:
     """One contender's times, in seconds, over all rounds."""
 
     contender: Contender
     device: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
 
-    def spread(self) -> Spread:
+    def spread(self) -> TimeSpread:
         """Median and spread of the device times."""
-        return Spread.of(self.device)
+        return TimeSpread.of(self.device)
 
 
-def interleaved(contenders: Sequence[Contender], rounds: int, most: int) -> list[Timed]:
+def interleaved(contenders: Sequence[Contender], rounds: int, most: int) -> list[TimedContender]:
     """Times of all contenders, one after the other in every round, so that drifts meet all of them.
 
     Per round and contender at most `most` runs, at least 3, within about 50 ms.
     """
-    timed = [Timed(c) for c in contenders]
+    timed = [TimedContender(c) for c in contenders]
     counts = [repeats_within(ROUND_S, min(c.device_times(2)), least=3, most=most) for c in contenders]
     for _ in range(rounds):
         for row, count in zip(timed, counts, strict=True):

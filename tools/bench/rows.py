@@ -8,7 +8,7 @@ from typing import Any
 
 from tilewright.ir import TilewrightError
 from tilewright.tools.arguments.printing import error_line
-from tilewright.tools.bench.contender import Contender, Spread, Timed, geometric_mean
+from tilewright.tools.bench.contender import Contender, TimedContender, TimeSpread, geometric_mean
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ def one_line(error: BaseException) -> str:
     return error_line(error, 300) if ours else f"{type(error).__name__}: {error_line(error, 300)}"
 
 
-def contender_row(contender: Contender, check: Mapping[str, float], timed: Timed | None) -> Row:
+def contender_row(contender: Contender, check: Mapping[str, float], timed: TimedContender | None) -> Row:
     """One contender: what it is, how wrong it is, and its times where it was timed."""
     row: Row = {
         "peer": contender.peer,
@@ -30,10 +30,10 @@ def contender_row(contender: Contender, check: Mapping[str, float], timed: Timed
     }
     if timed is None:
         return row | {"reason": "the result is wrong"}
-    return row | milliseconds(timed.spread()) | {"wall_ms": _ms(Spread.of(timed.wall).median_s)}
+    return row | milliseconds(timed.spread()) | {"wall_ms": _ms(TimeSpread.of(timed.wall).median_s)}
 
 
-def milliseconds(spread: Spread) -> Row:
+def milliseconds(spread: TimeSpread) -> Row:
     """A spread in milliseconds."""
     return {
         "median_ms": _ms(spread.median_s),

@@ -19,7 +19,7 @@ from tilewright.ir import InputError
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.foreign.entry import TOLERANCE
 from tilewright.tools.foreign.registry import chosen
-from tilewright.tools.foreign.row import BAD, HEAD, Case, Row, markdown, summary
+from tilewright.tools.foreign.row import BAD, HEAD, ForeignCase, Row, markdown, summary
 from tilewright.tools.foreign.ways import FILE, WAYS
 from tilewright.tools.foreign.workers import run_all
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(f"{e.name:32s} {e.package:24s} {e.family}" for e in entries))
         return 0
     cases = [
-        Case(e.name, via, batch, target, precision)
+        ForeignCase(e.name, via, batch, target, precision)
         for e in entries
         for via in a.via
         if via in e.ways

@@ -21,7 +21,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ForeignNetwork:
     """A network of a foreign package with random weights.
 
     build: gives the module; its inputs are the feeds in order, with the batch as first dimension.

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from tilewright.tools.foreign.entry import Entry, Feed, tokens
+from tilewright.tools.foreign.entry import Feed, ForeignNetwork, tokens
 from tilewright.tools.foreign.torchvision_networks import torchvision
 
 _WORDS, _LENGTH = 500, 32
@@ -33,14 +33,16 @@ def _llama_like(**options: Any) -> dict[str, Any]:
     return _bert_like(num_key_value_heads=2, use_cache=False, **options)
 
 
-def _net(name: str, family: str, model: str, sizes: dict[str, Any], *, masked: bool = False) -> Entry:
+def _net(
+    name: str, family: str, model: str, sizes: dict[str, Any], *, masked: bool = False
+) -> ForeignNetwork:
     """A network whose configuration is named as its class begins; decoders also take a padding mask."""
     stem = next(model[: -len(end)] for end in _ENDS if model.endswith(end))
     feeds = tokens(_LENGTH, _WORDS)
     if masked or model.endswith(("ForCausalLM", "LMHeadModel")):
         feeds = (*feeds, Feed((_LENGTH,), 2))
     build = partial(transformer, model, f"{stem}Config", **sizes)
-    return Entry(name, family, "transformers", build, feeds, _MASKED[: len(feeds)])
+    return ForeignNetwork(name, family, "transformers", build, feeds, _MASKED[: len(feeds)])
 
 
 _ENDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "EncoderModel", "Model")
@@ -55,11 +57,11 @@ _BART = {
 }  # fmt: skip
 
 
-def _both(name: str, family: str, stem: str, sizes: dict[str, Any]) -> Entry:
+def _both(name: str, family: str, stem: str, sizes: dict[str, Any]) -> ForeignNetwork:
     """An encoder with a decoder, each fed tokens of its own."""
     feeds = (*tokens(_LENGTH, _WORDS), *tokens(_LENGTH // 2, _WORDS))
     build = partial(transformer, f"{stem}Model", f"{stem}Config", **sizes)
-    return Entry(name, family, "transformers", build, feeds, ("input_ids", "decoder_input_ids"))
+    return ForeignNetwork(name, family, "transformers", build, feeds, ("input_ids", "decoder_input_ids"))
 
 
 NETWORKS = (

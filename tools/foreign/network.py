@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.frontends.torch.exported import host_array
-from tilewright.tools.foreign.entry import Entry
+from tilewright.tools.foreign.entry import ForeignNetwork
 from tilewright.tools.foreign.ways import WAYS, Way
 
 
 class Prepared:
     """One network in evaluation mode that takes tensors in order and gives a tuple of float tensors."""
 
-    def __init__(self, entry: Entry, seed: int = 0) -> None:
+    def __init__(self, entry: ForeignNetwork, seed: int = 0) -> None:
         torch = import_module("torch")
         torch.manual_seed(seed)
         self._entry = entry

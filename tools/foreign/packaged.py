@@ -15,7 +15,7 @@ from tilewright.tools.foreign.entry import TOLERANCE
 from tilewright.tools.foreign.ways import FILE, Imported, Way
 
 
-class Absent(Exception):
+class NotInstalled(Exception):
     """What the row needs is not installed."""
 
 
@@ -84,10 +84,10 @@ def located(entry: Packaged) -> Path:
     try:
         distribution = metadata.distribution(entry.package)
     except metadata.PackageNotFoundError:
-        raise Absent(install) from None
+        raise NotInstalled(install) from None
     file = Path(str(distribution.locate_file(entry.file)))
     if not file.is_file():
-        raise Absent(f"{entry.package} {distribution.version} has no {entry.file}: {install}")
+        raise NotInstalled(f"{entry.package} {distribution.version} has no {entry.file}: {install}")
     return file
 
 
@@ -96,7 +96,7 @@ def reference(file: Path, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     try:
         runtime = import_module("onnxruntime")
     except ModuleNotFoundError:
-        raise Absent("pip install onnxruntime") from None
+        raise NotInstalled("pip install onnxruntime") from None
     runtime.set_default_logger_severity(3)
     session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     return [np.asarray(y) for y in session.run(None, dict(inputs))]

@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from tilewright.tools.foreign.entry import Entry, Feed, image, tokens
+from tilewright.tools.foreign.entry import Feed, ForeignNetwork, image, tokens
 from tilewright.tools.foreign.language_networks import transformer
 from tilewright.tools.foreign.torchvision_networks import torchvision
 
@@ -37,8 +37,8 @@ def _detr() -> Any:
 
 def _net(
     name: str, family: str, build: partial[Any], feeds: tuple[Feed, ...], argument: str = "pixel_values"
-) -> Entry:
-    return Entry(name, family, "transformers", build, feeds, (argument,))
+) -> ForeignNetwork:
+    return ForeignNetwork(name, family, "transformers", build, feeds, (argument,))
 
 
 NETWORKS = (

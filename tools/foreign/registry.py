@@ -16,7 +16,7 @@ from tilewright.tools.foreign import (
     timm_networks,
     torchvision_networks,
 )
-from tilewright.tools.foreign.entry import Entry, Feed, image, tokens
+from tilewright.tools.foreign.entry import Feed, ForeignNetwork, image, tokens
 from tilewright.tools.foreign.packaged import Packaged
 
 
@@ -28,24 +28,24 @@ def _tagger(cell: str) -> Any:
     return _written("Tagger", cell=getattr(import_module("torch").nn, cell))
 
 
-def _net(name: str, family: str, kind: str, feeds: tuple[Feed, ...]) -> Entry:
-    return Entry(name, family, "torch", partial(_written, kind), feeds)
+def _net(name: str, family: str, kind: str, feeds: tuple[Feed, ...]) -> ForeignNetwork:
+    return ForeignNetwork(name, family, "torch", partial(_written, kind), feeds)
 
 
 WRITTEN = (
     _net("unet", "U-Net (group norms)", "UNet", image(64)),
     _net("diffusion_unet", "diffusion U-Net", "DiffusionUNet", (*image(32), Feed((), 1000))),
     _net("tcn", "TCN", "TemporalConvolutions", (Feed((4, 100)),)),
-    Entry("bilstm_tagger", "BiLSTM tagger", "torch", partial(_tagger, "LSTM"), tokens(24, 200)),
-    Entry("gru_tagger", "GRU tagger", "torch", partial(_tagger, "GRU"), tokens(24, 200)),
+    ForeignNetwork("bilstm_tagger", "BiLSTM tagger", "torch", partial(_tagger, "LSTM"), tokens(24, 200)),
+    ForeignNetwork("gru_tagger", "GRU tagger", "torch", partial(_tagger, "GRU"), tokens(24, 200)),
     _net("super_resolution", "super-resolution (PixelShuffle)", "SuperResolution", image(48)),
     _net("hourglass", "keypoints (hourglass)", "Hourglass", image(96)),
     _net("crnn", "text recognition (CRNN)", "Recogniser", (Feed((1, 32, 100)),)),
-    _net("pointnet", "point sets", "Points", (Feed((64, 3)),)),
+    _net("pointnet", "point sets", "PointNet", (Feed((64, 3)),)),
     _net("translator", "torch.nn.Transformer", "Translator", (*tokens(20, 300), *tokens(16, 300))),
 )
 
-ENTRIES: Mapping[str, Entry | Packaged] = {
+ENTRIES: Mapping[str, ForeignNetwork | Packaged] = {
     e.name: e
     for e in (
         *timm_networks.NETWORKS,
@@ -58,7 +58,7 @@ ENTRIES: Mapping[str, Entry | Packaged] = {
 }
 
 
-def chosen(names: Sequence[str]) -> list[Entry | Packaged]:
+def chosen(names: Sequence[str]) -> list[ForeignNetwork | Packaged]:
     """The entries of these names, all where none is given; raises InputError for an unknown one."""
     for name in names:
         if name not in ENTRIES:

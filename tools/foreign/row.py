@@ -19,7 +19,7 @@ BAD = (WRONG, FAILED, DIED, TIMEOUT)
 
 
 @dataclass(frozen=True, order=True)
-class Case:
+class ForeignCase:
     """What a row runs."""
 
     network: str
@@ -33,7 +33,7 @@ class Case:
 class Row:
     """A case with its state. `seconds` go from the network in torch, or its file, to its first result."""
 
-    case: Case
+    case: ForeignCase
     state: str
     error: float = float("nan")
     seconds: float = 0.0

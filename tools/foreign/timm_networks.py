@@ -6,7 +6,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from tilewright.tools.foreign.entry import Entry, image
+from tilewright.tools.foreign.entry import ForeignNetwork, image
 from tilewright.tools.foreign.torchvision_networks import torchvision
 
 
@@ -15,8 +15,8 @@ def _build(name: str, **options: Any) -> Any:
     return import_module("timm").create_model(name, pretrained=False, num_classes=100, **options)
 
 
-def _net(name: str, family: str, size: int, **options: Any) -> Entry:
-    return Entry(name, family, "timm", partial(_build, name, **options), image(size))
+def _net(name: str, family: str, size: int, **options: Any) -> ForeignNetwork:
+    return ForeignNetwork(name, family, "timm", partial(_build, name, **options), image(size))
 
 
 NETWORKS = (

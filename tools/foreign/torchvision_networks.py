@@ -6,7 +6,7 @@ from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
-from tilewright.tools.foreign.entry import Entry, Feed, image
+from tilewright.tools.foreign.entry import Feed, ForeignNetwork, image
 
 #: operators whose Python registrations torchvision runs at import, whether its library loaded or not
 _SCHEMAS = (
@@ -41,15 +41,15 @@ def _model(name: str, **options: Any) -> Any:
     return import_module("torchvision.models").get_model(name, weights=None, num_classes=21, **options)
 
 
-def _net(name: str, family: str, size: int, **options: Any) -> Entry:
-    return Entry(name, family, "torchvision", partial(_model, name, **options), image(size))
+def _net(name: str, family: str, size: int, **options: Any) -> ForeignNetwork:
+    return ForeignNetwork(name, family, "torchvision", partial(_model, name, **options), image(size))
 
 
 NETWORKS = (
     _net("shufflenet_v2_x0_5", "ShuffleNetV2", 128),
     _net("lraspp_mobilenet_v3_large", "segmentation (LR-ASPP)", 128, weights_backbone=None),
     _net("deeplabv3_mobilenet_v3_large", "segmentation (DeepLabV3)", 128, weights_backbone=None),
-    Entry(
+    ForeignNetwork(
         "mc3_18",
         "video (3-D convolutions)",
         "torchvision",

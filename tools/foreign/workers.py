@@ -24,7 +24,7 @@ from tilewright.ir import UnsupportedError
 from tilewright.running.checking import largest_error
 from tilewright.tools.arguments.printing import error_line
 from tilewright.tools.foreign.network import Prepared
-from tilewright.tools.foreign.packaged import Absent, Packaged, Trained
+from tilewright.tools.foreign.packaged import NotInstalled, Packaged, Trained
 from tilewright.tools.foreign.registry import ENTRIES
 from tilewright.tools.foreign.row import (
     ABSENT,
@@ -38,7 +38,7 @@ from tilewright.tools.foreign.row import (
     RIGHT,
     TIMEOUT,
     WRONG,
-    Case,
+    ForeignCase,
     Row,
 )
 from tilewright.tools.foreign.ways import ExporterError, FellBack, Imported, Way
@@ -52,7 +52,7 @@ TWICE = 2.0
 
 
 def run_all(
-    cases: Sequence[Case],
+    cases: Sequence[ForeignCase],
     jobs: int,
     seconds: float,
     *,
@@ -66,7 +66,7 @@ def run_all(
     child: what a process does: it sends a row for every case of the lists it receives.
     """
     rows: SimpleQueue[Row | None] = SimpleQueue()
-    groups: SimpleQueue[list[Case]] = SimpleQueue()
+    groups: SimpleQueue[list[ForeignCase]] = SimpleQueue()
     for _, group in groupby(cases, lambda c: c.network):
         groups.put(list(group))
     threads = max(1, (os.cpu_count() or 1) // jobs)
@@ -104,7 +104,7 @@ class _Process:
 
 
 def _supervise(
-    groups: SimpleQueue[list[Case]],
+    groups: SimpleQueue[list[ForeignCase]],
     start: Callable[[], _Process],
     seconds: float,
     starting: float,
@@ -126,7 +126,7 @@ def _supervise(
 
 
 def _run_until_end(
-    running: _Process, left: list[Case], seconds: float, starting: float, put: Callable[[Row], None]
+    running: _Process, left: list[ForeignCase], seconds: float, starting: float, put: Callable[[Row], None]
 ) -> bool:
     """Takes the cases it has rows for off `left`; whether the process ended before all had one."""
     limit, began, state = seconds + starting, time.perf_counter(), TIMEOUT
@@ -178,7 +178,7 @@ class _Runner:
         self._known: dict[Any, Any] = {}
         self._got: Sequence[Any] = ()
 
-    def row(self, case: Case) -> Row:
+    def row(self, case: ForeignCase) -> Row:
         """One row; every error becomes its state."""
         start = time.perf_counter()
         noise = io.StringIO()
@@ -190,7 +190,7 @@ class _Runner:
                 state = COMPILED
             elif not error <= self._entry.limit(case.precision):
                 state, reason = self._judged(case, error)
-        except Absent as e:
+        except NotInstalled as e:
             state, reason = ABSENT, error_line(e)
         except ModuleNotFoundError as e:
             state, reason = ABSENT, f"pip install {e.name}"
@@ -204,7 +204,7 @@ class _Runner:
             state, reason = FAILED, f"{type(e).__name__}: {error_line(e)}"
         return Row(case, state, error, seconds or time.perf_counter() - start, reason)
 
-    def _judged(self, case: Case, error: float) -> tuple[str, str]:
+    def _judged(self, case: ForeignCase, error: float) -> tuple[str, str]:
         """The state of a result beyond the limit: in 16 bits torch itself may be as far off, or overflow."""
         prepared = self._known["prepared"]
         limit = self._entry.limit(case.precision)
@@ -226,7 +226,7 @@ class _Runner:
             return AS_TORCH, f"torch's own error in {case.precision}: {own:.1e}"
         return WRONG, f"{expected}; torch's own error in {case.precision}: {own:.1e}"
 
-    def _error(self, case: Case) -> tuple[float, float]:
+    def _error(self, case: ForeignCase) -> tuple[float, float]:
         """The largest relative error, and the seconds from the network to its first result."""
         prepared: Prepared | Trained = self._kept("prepared", self._prepare)
         inputs = self._kept(("inputs", case.batch), lambda: prepared.inputs(case.batch))

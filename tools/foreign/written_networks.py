@@ -203,7 +203,7 @@ class Recogniser(nn.Module):  # type: ignore[misc]
         return scores, scores.log_softmax(-1)
 
 
-class Points(nn.Module):  # type: ignore[misc]
+class PointNet(nn.Module):  # type: ignore[misc]
     """Sets of points (Qi et al. 2017): a learned rotation, shared layers, the largest of each feature."""
 
     def __init__(self, width: int = 64) -> None:

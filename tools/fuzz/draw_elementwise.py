@@ -7,7 +7,7 @@ from functools import partial
 
 from tilewright.ir import REQUIRED, InputError, OpDef, TensorType, op_defs
 from tilewright.ir.facts import Elements
-from tilewright.tools.fuzz.program import INTEGERS, Entry, Program, Rejected
+from tilewright.tools.fuzz.program import INTEGERS, DrawnValue, RandomGraph, Rejected
 
 #: operands for which they are defined and not too steep
 DOMAINS = {
@@ -18,7 +18,7 @@ STEPS = ("floor", "ceil", "round", "trunc", "sign")
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 
 
-def _plain(d: OpDef, p: Program) -> None:
+def _plain(d: OpDef, p: RandomGraph) -> None:
     """An op that takes what it is given: any numbers, or any floats where it takes no integers."""
     x = p.pick("number" if _takes(d, "i32") else "float")
     operands = [x, *(p.like(x) for _ in d.operands[1:])]
@@ -42,7 +42,7 @@ def _plain_ops() -> Mapping[str, OpDef]:
     return {d.name.removeprefix("graph."): d for d in complete if _takes(d, "f32")}
 
 
-def _narrow(name: str, p: Program) -> None:
+def _narrow(name: str, p: RandomGraph) -> None:
     """A smooth op with a bounded domain, on a fresh value in it or on one squeezed into it."""
     low, high = DOMAINS[name]
     if p.chance(0.5):
@@ -52,21 +52,21 @@ def _narrow(name: str, p: Program) -> None:
     p.emit(name, squeezed)
 
 
-def _step(name: str, p: Program) -> None:
+def _step(name: str, p: RandomGraph) -> None:
     p.emit(name, p.pick(exact=True))
 
 
-def _compare(name: str, p: Program) -> None:
+def _compare(name: str, p: RandomGraph) -> None:
     x = p.pick("number", exact=True)
     p.emit(name, x, p.like(x, exact=True))
 
 
-def _divide(name: str, p: Program) -> None:
+def _divide(name: str, p: RandomGraph) -> None:
     x = p.pick("number")
     p.emit(name, x, p.like(x, *(1, 5) if x.dtype in INTEGERS else (0.5, 3.0)))
 
 
-def _remainder(name: str, p: Program) -> None:
+def _remainder(name: str, p: RandomGraph) -> None:
     """Divisors of both signs; C and Python disagree on the remainder of negative numbers."""
     x = p.pick("number", exact=True)
     divisors = p.like(
@@ -75,45 +75,45 @@ def _remainder(name: str, p: Program) -> None:
     p.emit(name, x, divisors)
 
 
-def _power(p: Program) -> None:
+def _power(p: RandomGraph) -> None:
     x = p.fresh(p.shape(), p.dtype(), 0.2, 3.0)
     p.emit("power", x, p.like(x))
 
 
-def _atan2(p: Program) -> None:
+def _atan2(p: RandomGraph) -> None:
     x = p.pick()
     p.emit("atan2", x, p.like(x, 0.5, 2.0))
 
 
-def _bits(name: str, p: Program) -> None:
+def _bits(name: str, p: RandomGraph) -> None:
     x = p.pick("integer")
     p.emit(name, x, p.like(x))
 
 
-def _shift(name: str, p: Program) -> None:
+def _shift(name: str, p: RandomGraph) -> None:
     x = p.pick("integer", test=lambda e: bool((e.native >= 0).all()))
     p.emit(name, x, p.like(x, 0, 3))
 
 
-def _logic(name: str, p: Program) -> None:
+def _logic(name: str, p: RandomGraph) -> None:
     x = _truth(p)
     p.emit(name, x, p.like(x))
 
 
-def _truth(p: Program) -> Entry:
+def _truth(p: RandomGraph) -> DrawnValue:
     if p.chance(0.5):
         return p.pick("bool")
     x = p.pick("number", exact=True)
     return p.emit(p.choose(COMPARISONS), x, p.like(x, exact=True))[0]
 
 
-def _where(p: Program) -> None:
+def _where(p: RandomGraph) -> None:
     a = p.pick("any")
     condition = p.fresh([1 if p.chance(0.2) else n for n in a.shape], "bool")
     p.emit("where", condition, a, p.like(a))
 
 
-def _cast(p: Program) -> None:
+def _cast(p: RandomGraph) -> None:
     x = p.pick("any")
     dtype = p.dtype("any")
     narrowing = dtype in (*INTEGERS, "bool") and x.dtype not in (*INTEGERS, "bool")
@@ -124,14 +124,14 @@ def _cast(p: Program) -> None:
     p.emit("cast", x, dtype=dtype)
 
 
-def _clip(p: Program) -> None:
+def _clip(p: RandomGraph) -> None:
     x = p.pick("number")
     low = p.integer(-2, 0) if x.dtype != "u8" else 0
     p.emit("clip", x, a_min=low, a_max=low + p.integer(1, 3))
 
 
 #: ops that must be drawn with more care than `_plain` takes: where they are defined, steep or have steps
-_CAREFUL: dict[str, Callable[[Program], object]] = {
+_CAREFUL: dict[str, Callable[[RandomGraph], object]] = {
     **{n: partial(_narrow, n) for n in DOMAINS},
     **{n: partial(_step, n) for n in STEPS},
     **{n: partial(_compare, n) for n in COMPARISONS},
@@ -152,7 +152,7 @@ _CAREFUL: dict[str, Callable[[Program], object]] = {
     "dropout": lambda p: p.emit("dropout", p.pick()),
 }
 #: all other elementwise ops are drawn as their definitions say
-DRAWERS: Mapping[str, Callable[[Program], object]] = {
+DRAWERS: Mapping[str, Callable[[RandomGraph], object]] = {
     **{name: partial(_plain, d) for name, d in _plain_ops().items()},
     **_CAREFUL,
 }

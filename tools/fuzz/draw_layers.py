@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir.graph_ops.layouts import SPATIAL, data_layouts, kernel_layouts
-from tilewright.tools.fuzz.program import Entry, Program, Rejected
+from tilewright.tools.fuzz.program import DrawnValue, RandomGraph, Rejected
 
 
-def image(p: Program, spatial: int, layout: str, channels: int | None = None, most: int = 12) -> Entry:
+def image(
+    p: RandomGraph, spatial: int, layout: str, channels: int | None = None, most: int = 12
+) -> DrawnValue:
     """Data in `layout`: an older value of the right rank, or a fresh one."""
     rank = spatial + 2
     if channels is None and p.chance(0.6):
@@ -20,11 +22,11 @@ def image(p: Program, spatial: int, layout: str, channels: int | None = None, mo
     return p.fresh([extents.get(c, p.integer(3, sides)) for c in layout], p.dtype())
 
 
-def _extents(layout: str, x: Entry) -> dict[str, int]:
+def _extents(layout: str, x: DrawnValue) -> dict[str, int]:
     return dict(zip(layout, x.shape, strict=True))
 
 
-def _windows(p: Program, n: int, *, dilated: bool = True) -> dict[str, Any]:
+def _windows(p: RandomGraph, n: int, *, dilated: bool = True) -> dict[str, Any]:
     return {
         "strides": tuple(p.choose([1, 1, 2, 3]) for _ in range(n)),
         "padding": tuple(p.choose([0, 0, 1, 2]) for _ in range(2 * n)),
@@ -32,7 +34,7 @@ def _windows(p: Program, n: int, *, dilated: bool = True) -> dict[str, Any]:
     }
 
 
-def _conv(n: int, p: Program) -> None:
+def _conv(n: int, p: RandomGraph) -> None:
     layout, kernel = p.choose(data_layouts(n)[:2]), p.choose(kernel_layouts(n)[:3])
     x = image(p, n, layout)
     channels = _extents(layout, x)["C"]
@@ -43,14 +45,14 @@ def _conv(n: int, p: Program) -> None:
     p.emit(f"conv{n}d", x, w, groups=groups, data_layout=layout, kernel_layout=kernel, **attrs)
 
 
-def _winograd(p: Program) -> None:
+def _winograd(p: RandomGraph) -> None:
     x = p.fresh((1, p.integer(1, 4), p.integer(4, 12), p.integer(4, 12)), "f32")
     w = p.fresh((p.integer(1, 4), x.shape[1], 3, 3), "f32", -1, 1)
     padding = tuple(p.integer(0, 1) for _ in range(4))
     p.emit("conv2d", x, w, padding=padding, algorithm=p.choose(["winograd2", "winograd4", "fft"]))
 
 
-def _transposed(n: int, p: Program) -> None:
+def _transposed(n: int, p: RandomGraph) -> None:
     layout, kernel = f"NC{SPATIAL[n]}", f"IO{SPATIAL[n]}"
     x = image(p, n, layout, most=6)
     channels = x.shape[1]
@@ -61,7 +63,7 @@ def _transposed(n: int, p: Program) -> None:
     p.emit(f"conv{n}d_transpose", x, w, groups=groups, output_padding=extra, kernel_layout=kernel, **attrs)
 
 
-def _pool(kind: str, n: int, p: Program) -> None:
+def _pool(kind: str, n: int, p: RandomGraph) -> None:
     layout = p.choose(data_layouts(n)[:2])
     size = tuple(p.integer(1, 3) for _ in range(n))
     attrs = _windows(p, n)
@@ -72,31 +74,31 @@ def _pool(kind: str, n: int, p: Program) -> None:
     p.emit(f"{kind}_pool{n}d", x, pool_size=size, layout=layout, ceil_mode=p.chance(0.4), **attrs)
 
 
-def _adaptive(kind: str, n: int, p: Program) -> None:
+def _adaptive(kind: str, n: int, p: RandomGraph) -> None:
     layout = p.choose(data_layouts(n)[:2])
     size = tuple(p.integer(1, 5) for _ in range(n))
     p.emit(f"adaptive_{kind}_pool{n}d", image(p, n, layout), output_size=size, layout=layout)
 
 
-def _global(kind: str, n: int, p: Program) -> None:
+def _global(kind: str, n: int, p: RandomGraph) -> None:
     layout = p.choose(data_layouts(n)[:2])
     p.emit(f"global_{kind}_pool{n}d", image(p, n, layout), layout=layout)
 
 
-def _shift(p: Program) -> None:
+def _shift(p: RandomGraph) -> None:
     layout = p.choose(["NCHW", "NHWC"])
     x = image(p, 2, layout)
     p.emit("shift", x, p.fresh((_extents(layout, x)["C"], 2), "i32", -2, 2), data_layout=layout)
 
 
-def _octave(p: Program) -> None:
+def _octave(p: RandomGraph) -> None:
     h, w, high, low, out = (p.integer(1, 4) for _ in range(5))
     maps = p.fresh((1, high, 2 * h, 2 * w), "f32"), p.fresh((1, low, h, w), "f32")
     kernels = [p.fresh((out, c, 1, 1), "f32") for c in (high, high, low, low)]
     p.emit("octave_conv2d", *maps, *kernels)
 
 
-def _deformable(p: Program) -> None:
+def _deformable(p: RandomGraph) -> None:
     x = image(p, 2, "NCHW", most=6)
     w = p.fresh((p.integer(1, 3), x.shape[1], 2, 2), x.dtype, -1, 1)
     rows, columns = x.shape[2] - 1, x.shape[3] - 1
@@ -105,7 +107,7 @@ def _deformable(p: Program) -> None:
     p.emit("deformable_conv2d", x, offset, w)
 
 
-def _dilation(p: Program) -> None:
+def _dilation(p: RandomGraph) -> None:
     layout = p.choose(["NCHW", "NHWC"])
     x = image(p, 2, layout)
     c = _extents(layout, x)["C"]
@@ -113,7 +115,7 @@ def _dilation(p: Program) -> None:
     p.emit("dilation2d", x, w, data_layout=layout, **_windows(p, 2))
 
 
-def _correlation(p: Program) -> None:
+def _correlation(p: RandomGraph) -> None:
     a = p.fresh((1, p.integer(1, 3), 8, 9), "f32")
     b = p.fresh(a.shape, "f32")
     attrs: dict[str, Any] = {"kernel_size": p.choose([1, 3]), "max_displacement": p.integer(1, 2)}
@@ -122,17 +124,17 @@ def _correlation(p: Program) -> None:
 
 
 def _matrix(
-    p: Program, x: Entry, rows: int, columns: int, swapped: bool, batch: tuple[int, ...] = ()
-) -> Entry:
+    p: RandomGraph, x: DrawnValue, rows: int, columns: int, swapped: bool, batch: tuple[int, ...] = ()
+) -> DrawnValue:
     return p.fresh((*batch, *((columns, rows) if swapped else (rows, columns))), x.dtype)
 
 
-def _dense(p: Program) -> None:
+def _dense(p: RandomGraph) -> None:
     x = p.pick(ranks=(2, 3))
     p.emit("dense", x, p.fresh((p.integer(1, 20), x.shape[-1]), x.dtype))
 
 
-def _matmul(name: str, p: Program) -> None:
+def _matmul(name: str, p: RandomGraph) -> None:
     x = p.pick(ranks=(2,) if name == "matmul" else (3,))
     ta, tb = p.chance(0.4), p.chance(0.4)
     inner = x.shape[-2 if ta else -1]
@@ -142,7 +144,7 @@ def _matmul(name: str, p: Program) -> None:
     p.emit(name, x, b, transpose_a=ta, transpose_b=tb)
 
 
-def _einsum(p: Program) -> None:
+def _einsum(p: RandomGraph) -> None:
     x = p.pick(ranks=(3,))
     b, _, k = x.shape
     equation, shape = p.choose(
@@ -151,24 +153,24 @@ def _einsum(p: Program) -> None:
     p.emit("einsum", x, p.fresh(shape, x.dtype), equation=equation)
 
 
-def _vector(p: Program, x: Entry, axis: int, low: float = -1.0, high: float = 1.0) -> Entry:
+def _vector(p: RandomGraph, x: DrawnValue, axis: int, low: float = -1.0, high: float = 1.0) -> DrawnValue:
     return p.fresh((x.shape[axis],), x.dtype, low, high)
 
 
-def _bias(p: Program) -> None:
+def _bias(p: RandomGraph) -> None:
     x = p.pick(ranks=(1, 2, 3, 4))
     axis = p.integer(0, x.rank - 1)
     p.emit("bias_add", x, _vector(p, x, axis), axis=axis)
 
 
-def _batch_norm(p: Program) -> None:
+def _batch_norm(p: RandomGraph) -> None:
     x = p.pick(ranks=(2, 3, 4))
     axis = p.integer(0, x.rank - 1)
     statistics = [_vector(p, x, axis, *r) for r in ((0.5, 1.5), (-1, 1), (-1, 1), (0.5, 2.0))]
     p.emit("batch_norm", x, *statistics, axis=axis, scale=p.chance(0.8), center=p.chance(0.8))
 
 
-def _norm(name: str, p: Program) -> None:
+def _norm(name: str, p: RandomGraph) -> None:
     x = p.pick(ranks=(3, 4))
     axis = x.rank - 1 if name == "layer_norm" else 1
     attrs: dict[str, Any] = {"axis": axis, "epsilon": 1e-3}
@@ -177,31 +179,31 @@ def _norm(name: str, p: Program) -> None:
     p.emit(name, x, _vector(p, x, axis, 0.5, 1.5), _vector(p, x, axis), **attrs)
 
 
-def _softmax(name: str, p: Program) -> None:
+def _softmax(name: str, p: RandomGraph) -> None:
     x = p.pick(ranks=(1, 2, 3, 4))
     p.emit(name, x, axis=p.integer(0, x.rank - 1))
 
 
-def _prelu(p: Program) -> None:
+def _prelu(p: RandomGraph) -> None:
     x = p.pick(ranks=(2, 3, 4))
     axis = p.integer(0, x.rank - 1)
     p.emit("prelu", x, _vector(p, x, axis), axis=axis)
 
 
-def _l2(p: Program) -> None:
+def _l2(p: RandomGraph) -> None:
     x = p.pick(ranks=(1, 2, 3, 4))
     axes = tuple(d for d in range(x.rank) if p.chance(0.5)) or (x.rank - 1,)
     p.emit("l2_normalize", x, eps=1e-3, axis=axes)
 
 
-def _lrn(p: Program) -> None:
+def _lrn(p: RandomGraph) -> None:
     x = p.pick(ranks=(4,))
     if x.dtype in ("f16", "bf16"):
         raise Rejected("16-bit squares lose what is compared")
     p.emit("lrn", x, size=p.choose([1, 3, 5]), axis=p.choose([1, 3]), alpha=0.1, bias=1.0)
 
 
-DRAWERS: dict[str, Callable[[Program], object]] = {
+DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     **{f"conv{n}d": partial(_conv, n) for n in (1, 2, 3)},
     "conv2d algorithms": _winograd,
     **{f"conv{n}d_transpose": partial(_transposed, n) for n in (1, 2, 3)},

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.types import FLOATS
-from tilewright.tools.fuzz.program import Entry, Program, Rejected
+from tilewright.tools.fuzz.program import DrawnValue, RandomGraph, Rejected
 
 RANKS = (1, 2, 3, 4)
 
 
-def _factored(p: Program, size: int) -> tuple[int, ...]:
+def _factored(p: RandomGraph, size: int) -> tuple[int, ...]:
     """`size` as a product of up to four extents."""
     out = []
     for _ in range(p.integer(0, 3)):
@@ -24,23 +24,23 @@ def _factored(p: Program, size: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _reshape(p: Program) -> None:
+def _reshape(p: RandomGraph) -> None:
     x = p.pick("any")
     p.emit("reshape", x, newshape=_factored(p, x.native.size))
 
 
-def _expand_dims(p: Program) -> None:
+def _expand_dims(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(0, 1, 2, 3))
     p.emit("expand_dims", x, axis=p.integer(0, x.rank), num_newaxis=p.integer(1, 2))
 
 
-def _squeeze(p: Program) -> None:
+def _squeeze(p: RandomGraph) -> None:
     x = p.pick("any", test=lambda e: 1 in e.shape)
     axes = tuple(d for d, n in enumerate(x.shape) if n == 1 and p.chance(0.6))
     p.emit("squeeze", x, axis=axes or None)
 
 
-def _alike(p: Program, x: Entry, axis: int) -> Entry:
+def _alike(p: RandomGraph, x: DrawnValue, axis: int) -> DrawnValue:
     matches = [
         e
         for e in p.entries
@@ -54,38 +54,38 @@ def _alike(p: Program, x: Entry, axis: int) -> Entry:
     return p.fresh(shape, x.dtype)
 
 
-def _concatenate(p: Program) -> None:
+def _concatenate(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     axis = p.integer(0, x.rank - 1)
     parts = [x, *(_alike(p, x, axis) for _ in range(p.integer(1, 3)))]
     p.emit("concatenate", *(parts[i] for i in p.rng.permutation(len(parts))), axis=axis)
 
 
-def _stack(p: Program) -> None:
+def _stack(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(0, 1, 2, 3))
     parts = [x, *(p.fresh(x.shape, x.dtype) for _ in range(p.integer(0, 2)))]
     p.emit("stack", *parts, axis=p.integer(0, x.rank))
 
 
-def _split(p: Program) -> None:
+def _split(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     axis = p.integer(0, x.rank - 1)
     places = [i for i in range(1, x.shape[axis]) if p.chance(0.4)][:3]
     p.emit("split", x, indices=tuple(places), axis=axis)
 
 
-def _transpose(p: Program) -> None:
+def _transpose(p: RandomGraph) -> None:
     x = p.pick("any")
     p.emit("transpose", x, axes=tuple(int(a) for a in p.rng.permutation(x.rank)))
 
 
-def _broadcast_to(p: Program) -> None:
+def _broadcast_to(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(0, 1, 2, 3))
     shape = [p.integer(1, 5) if n == 1 else n for n in x.shape]
     p.emit("broadcast_to", x, shape=(*(p.integer(1, 4) for _ in range(p.integer(0, 1))), *shape))
 
 
-def _slice(p: Program, shape: tuple[int, ...]) -> dict[str, Any]:
+def _slice(p: RandomGraph, shape: tuple[int, ...]) -> dict[str, Any]:
     """A slice of at least one element in every dimension, some of them backwards."""
     begin, size, strides = [], [], []
     for n in shape:
@@ -98,34 +98,34 @@ def _slice(p: Program, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"begin": tuple(begin), "size": tuple(size), "strides": tuple(strides)}
 
 
-def _strided_slice(p: Program) -> None:
+def _strided_slice(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     p.emit("strided_slice", x, **_slice(p, x.shape))
 
 
-def _strided_set(p: Program) -> None:
+def _strided_set(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     attrs = _slice(p, x.shape)
     v = p.fresh(attrs.pop("size"), x.dtype)
     p.emit("strided_set", x, v, **attrs)
 
 
-def _reverse(p: Program) -> None:
+def _reverse(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     p.emit("reverse", x, axis=p.integer(0, x.rank - 1))
 
 
-def _tile(p: Program) -> None:
+def _tile(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(0, 1, 2, 3))
     p.emit("tile", x, reps=tuple(p.integer(1, 3) for _ in range(x.rank + p.integer(0, 1))))
 
 
-def _repeat(p: Program) -> None:
+def _repeat(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     p.emit("repeat", x, repeats=p.integer(1, 3), axis=p.integer(0, x.rank - 1))
 
 
-def _pad(p: Program) -> None:
+def _pad(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     mode = p.choose(["constant", "constant", "edge", "reflect", "symmetric"])
     most = [n - 1 if mode == "reflect" else min(n, 3) for n in x.shape]
@@ -134,7 +134,7 @@ def _pad(p: Program) -> None:
     p.emit("pad", x, pad_before=before, pad_after=after, pad_mode=mode, pad_value=value)
 
 
-def _blocks(name: str, p: Program) -> None:
+def _blocks(name: str, p: RandomGraph) -> None:
     layout, block = p.choose(["NCHW", "NHWC"]), p.integer(2, 3)
     deep = name == "depth_to_space"
     sizes = {"N": p.integer(1, 2), "C": p.integer(1, 3), "H": p.integer(1, 4), "W": p.integer(1, 4)}
@@ -143,19 +143,19 @@ def _blocks(name: str, p: Program) -> None:
     p.emit(name, x, block_size=block, layout=layout, mode=p.choose(["DCR", "CRD"]) if deep else "DCR")
 
 
-def _sliding_window(p: Program) -> None:
+def _sliding_window(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(2, 3))
     axis = p.integer(0, x.rank - 1)
     taps = tuple(p.integer(1, min(3, n)) for n in x.shape[axis:])
     p.emit("sliding_window", x, axis=axis, window_shape=taps, strides=tuple(p.integer(1, 2) for _ in taps))
 
 
-def _trilu(p: Program) -> None:
+def _trilu(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(2, 3, 4))
     p.emit("trilu", x, k=p.integer(-2, 2), upper=p.chance(0.5))
 
 
-def _set_diagonal(p: Program) -> None:
+def _set_diagonal(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(2, 3), test=lambda e: min(e.shape[-2:]) > 1)
     low = p.integer(-1, 1)
     high = p.integer(low, 1)
@@ -164,40 +164,40 @@ def _set_diagonal(p: Program) -> None:
     p.emit("matrix_set_diag", x, p.fresh((*x.shape[:-2], *count, max(lengths)), x.dtype), k1=low, k2=high)
 
 
-def _arange(p: Program) -> None:
+def _arange(p: RandomGraph) -> None:
     dtype = p.choose(["f32", "i32", "i64", "f64"])
     step = p.choose([1, 2, -1]) if dtype not in FLOATS else p.choose([0.5, 1.0, -2.0])
     start = p.integer(-3, 3)
     p.emit("arange", start=start, stop=start + step * p.integer(1, 20), step=step, dtype=dtype)
 
 
-def _sequence_mask(p: Program) -> None:
+def _sequence_mask(p: RandomGraph) -> None:
     x = p.pick("number", ranks=(2, 3))
     axis = p.integer(0, 1)
     lengths = p.fresh((x.shape[1 - axis],), p.choose(["i32", "i64"]), 0, x.shape[axis])
     p.emit("sequence_mask", x, lengths, axis=axis, mask_value=p.choose([0.0, 1.0]))
 
 
-def _reverse_sequence(p: Program) -> None:
+def _reverse_sequence(p: RandomGraph) -> None:
     x = p.pick("any", ranks=(2, 3))
     seq = p.integer(0, 1)
     lengths = p.fresh((x.shape[1 - seq],), "i32", 1, x.shape[seq])
     p.emit("reverse_sequence", x, lengths, seq_axis=seq, batch_axis=1 - seq)
 
 
-def _compact(p: Program) -> None:
+def _compact(p: RandomGraph) -> None:
     x = p.pick("number", ranks=(2, 3))
     p.emit("compact", x, p.fresh(x.shape[:2], "bool"), value=-1 if x.dtype != "u8" else 0)
 
 
-def _flatten(p: Program) -> None:
+def _flatten(p: RandomGraph) -> None:
     x = p.pick("any", ranks=RANKS)
     if not np.prod(x.shape):
         raise Rejected("nothing to flatten")
     p.emit("batch_flatten", x)
 
 
-DRAWERS: dict[str, Callable[[Program], object]] = {
+DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     "reshape": _reshape,
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,

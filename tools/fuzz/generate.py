@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from tilewright.ir import InputError
 from tilewright.tools.fuzz import draw_elementwise, draw_images, draw_indexing, draw_layers, draw_movement
-from tilewright.tools.fuzz.program import Program, Rejected
+from tilewright.tools.fuzz.program import RandomGraph, Rejected
 
 #: appends ops to a program; what it returns says nothing
-Drawer = Callable[[Program], object]
+Drawer = Callable[[RandomGraph], object]
 
 #: a drawer by name; every graph op is the first word of one
 DRAWERS: Mapping[str, Drawer] = {
@@ -30,9 +30,9 @@ UNDRAWN = frozenset(
 )
 
 
-def generate(seed: int, most: int = 12) -> Program:
+def generate(seed: int, most: int = 12) -> RandomGraph:
     """A program of 1 to `most` drawn ops; the same seed gives the same program."""
-    p = Program(seed)
+    p = RandomGraph(seed)
     count = p.integer(1, most)
     for _ in range(8 * count):
         family = _FAMILIES[int(p.rng.choice(len(_FAMILIES), p=_WEIGHTS))]
@@ -42,7 +42,7 @@ def generate(seed: int, most: int = 12) -> Program:
     return p
 
 
-def draw(p: Program, name: str) -> bool:
+def draw(p: RandomGraph, name: str) -> bool:
     """Append what drawer `name` draws; false where it rejected its own choices."""
     try:
         DRAWERS[name](p)

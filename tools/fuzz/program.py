@@ -26,7 +26,7 @@ class Rejected(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class DrawnValue:
     """A value with what the reference computes for it, in its own dtype and with every float as float64.
 
     exact: both are the same bits, whatever the order of operations; only such values may decide something.
@@ -54,13 +54,13 @@ class Entry:
         return self.type.dtype
 
 
-class Program:
+class RandomGraph:
     """Random choices, and the graph made so far."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.builder = Builder()
-        self.entries: list[Entry] = []
+        self.entries: list[DrawnValue] = []
         self.params: list[Value] = []
         self.inputs: list[np.ndarray] = []
         self.constants: dict[str, np.ndarray] = {}
@@ -99,7 +99,7 @@ class Program:
         return tuple(max(1, d) for d in dims)
 
     # -- values ------------------------------------------------------------------------------------------
-    def fresh(self, shape: Sequence[int], dtype: str, low: float = -2.0, high: float = 2.0) -> Entry:
+    def fresh(self, shape: Sequence[int], dtype: str, low: float = -2.0, high: float = 2.0) -> DrawnValue:
         """An input or a constant with values in [low, high]."""
         shape = tuple(shape)
         if 0 in shape:
@@ -113,7 +113,7 @@ class Program:
             array = self.rng.integers(bottom, max(int(high), bottom) + 1, shape).astype(numpy_dtype(dtype))
         return self.given(np.asarray(array), dtype, constant=self.chance(0.4))
 
-    def given(self, array: np.ndarray, dtype: str, *, constant: bool) -> Entry:
+    def given(self, array: np.ndarray, dtype: str, *, constant: bool) -> DrawnValue:
         """An input or a constant that holds `array`."""
         t = TensorType(dtype, array.shape)
         if constant:
@@ -125,7 +125,7 @@ class Program:
             self.params.append(value)
             self.inputs.append(array)
         wide = array.astype(np.float64) if dtype in FLOATS else array
-        entry = Entry(value, array, wide, True)
+        entry = DrawnValue(value, array, wide, True)
         self.entries.append(entry)
         return entry
 
@@ -135,8 +135,8 @@ class Program:
         ranks: Sequence[int] = (0, 1, 2, 3, 4),
         *,
         exact: bool = False,
-        test: Callable[[Entry], bool] = lambda _: True,
-    ) -> Entry:
+        test: Callable[[DrawnValue], bool] = lambda _: True,
+    ) -> DrawnValue:
         """A value of one of `ranks`, most often an older one; kinds: float, integer, number, bool or any."""
         matches = [
             e
@@ -151,7 +151,7 @@ class Program:
             raise Rejected("a fresh value does not pass the test")
         return entry
 
-    def like(self, x: Entry, low: float = -2.0, high: float = 2.0, *, exact: bool = False) -> Entry:
+    def like(self, x: DrawnValue, low: float = -2.0, high: float = 2.0, *, exact: bool = False) -> DrawnValue:
         """A value of the dtype of `x` that broadcasts with it: an older one, or a fresh one."""
         fitting = [
             e
@@ -164,7 +164,7 @@ class Program:
         return self.fresh(shape[self.integer(0, len(shape)) if self.chance(0.4) else 0 :], x.dtype, low, high)
 
     # -- ops ---------------------------------------------------------------------------------------------
-    def emit(self, name: str, *operands: Entry, **attrs: Any) -> list[Entry]:
+    def emit(self, name: str, *operands: DrawnValue, **attrs: Any) -> list[DrawnValue]:
         """Append `graph.name`; Rejected where a result is large, empty, infinite or ill-conditioned."""
         full = f"graph.{name}"
         before = len(self.builder.ops)
@@ -177,7 +177,7 @@ class Program:
             made = []
             for v, n, w in zip(values, *arrays, strict=True):
                 same = np.array_equal(n.astype(w.dtype), w)  # a bound or a filling may be rounded
-                made.append(Entry(v, n, w, v.tensor.dtype not in FLOATS or (exact and same)))
+                made.append(DrawnValue(v, n, w, v.tensor.dtype not in FLOATS or (exact and same)))
             for e in made:
                 _check(e)
         except Rejected:
@@ -217,7 +217,7 @@ def _fit(a: Sequence[int], b: Sequence[int]) -> bool:
     return all(x == y or 1 in (x, y) for x, y in zip(reversed(a), reversed(b), strict=False))
 
 
-def _check(e: Entry) -> None:
+def _check(e: DrawnValue) -> None:
     if not 0 < e.native.size <= MAX_ELEMENTS:
         raise Rejected(f"{e.native.size} elements")
     if e.dtype not in FLOATS:

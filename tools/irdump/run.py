@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _report(
     arguments: argparse.Namespace,
-    source: Source,
+    source: IrSource,
     pipeline: Pipeline,
     recorder: Recorder,
     timing: Timing,
@@ -103,7 +103,7 @@ def _report(
         sys.stdout.write(text)
 
 
-def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> Pipeline:
+def _pipeline(arguments: argparse.Namespace, source: IrSource, target: Target) -> Pipeline:
     if arguments.pass_pipeline is not None:
         return Pipeline.parse(arguments.pass_pipeline, where="--pass-pipeline")
     if arguments.level is not None or _by_default(arguments, source):
@@ -116,13 +116,13 @@ def _pipeline(arguments: argparse.Namespace, source: Source, target: Target) -> 
     return Pipeline.parse(source.header.get("pipeline", ""), where=f"{source.name}: pipeline")
 
 
-def _by_default(arguments: argparse.Namespace, source: Source) -> bool:
+def _by_default(arguments: argparse.Namespace, source: IrSource) -> bool:
     """Whether a page of the default passes is asked for, and no level."""
     named = arguments.pass_pipeline is not None or "pipeline" in source.header
     return arguments.html is not None and arguments.level is None and not named
 
 
-def _goes_to_the_plan(arguments: argparse.Namespace, source: Source, target: Target) -> bool:
+def _goes_to_the_plan(arguments: argparse.Namespace, source: IrSource, target: Target) -> bool:
     """Return whether a page of the default passes can end with the plan: one can be compiled."""
     if not _by_default(arguments, source) or target.kind == "reference":
         return False
@@ -132,7 +132,7 @@ def _goes_to_the_plan(arguments: argparse.Namespace, source: Source, target: Tar
     return all(op["name"] in source.module.constants for op in constants)
 
 
-def official_to(source: Source, level: str, language: str, **choices: str) -> Pipeline:
+def official_to(source: IrSource, level: str, language: str, **choices: str) -> Pipeline:
     """The official passes that bring a module down to `level`; raises InputError when it is below already.
 
     choices: options of `official_stages`. A plan needs no pass below the thread level: see `_compiled`.
@@ -148,7 +148,7 @@ def official_to(source: Source, level: str, language: str, **choices: str) -> Pi
 
 
 def _compiled(
-    arguments: argparse.Namespace, source: Source, target: Target, instruments: Sequence[Instrument]
+    arguments: argparse.Namespace, source: IrSource, target: Target, instruments: Sequence[Instrument]
 ) -> Executable:
     """The executable that `tilewright.compile` makes of a module."""
     if target.kind == "reference":
@@ -196,7 +196,7 @@ _RELAY_SUFFIXES = {".relay", ".json", ".rly"}
 
 
 @dataclass(frozen=True)
-class Source:
+class IrSource:
     """A module, the name of where it came from, and what its head comments say (`pipeline`, `target`)."""
 
     module: Module
@@ -211,7 +211,7 @@ def read_source_file(
     seed: int = 0,
     shapes: Sequence[str] = (),
     constants: Sequence[str] = (),
-) -> Source:
+) -> IrSource:
     """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
 
     params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes, constants: `--shape` and
@@ -221,19 +221,19 @@ def read_source_file(
     if path.suffix in BUNDLED:
         if params is not None or inputs is not None:
             raise InputError("--params and --inputs are for Relay networks", where=name)
-        return Source(load_bundled(path, shapes, constants), name)
+        return IrSource(load_bundled(path, shapes, constants), name)
     reject_shapes(shapes)
     reject_constants(constants)
     text = _stream(path)
     if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
-        return Source(_relay(path, text, params, inputs, seed), _shown(name))
+        return IrSource(_relay(path, text, params, inputs, seed), _shown(name))
     if params is not None or inputs is not None:
         raise InputError("--params and --inputs are for Relay networks, this is IR", where=name)
     if text is not None:
-        return Source(
+        return IrSource(
             _checked(parse(text, where=_shown(name)), _shown(name)), _shown(name), read_header(text)
         )
-    return Source(_checked(parse_file(path), name), name, read_header(_head(path)))
+    return IrSource(_checked(parse_file(path), name), name, read_header(_head(path)))
 
 
 def _checked(module: Module, name: str) -> Module:

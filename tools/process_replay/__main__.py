@@ -26,8 +26,15 @@ from tilewright.ir.machine import cache_folder
 from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.arguments.parsing import whole
 from tilewright.tools.process_replay.comparison import Comparison, compare, findings, table
-from tilewright.tools.process_replay.recording import Case, Child, Networks, Recording, record_all, recording
-from tilewright.tools.process_replay.snapshot import Source, import_root, resolve, this_repository
+from tilewright.tools.process_replay.recording import (
+    Child,
+    Networks,
+    Recording,
+    ReplayCase,
+    record_all,
+    recording,
+)
+from tilewright.tools.process_replay.snapshot import CommitSource, import_root, resolve, this_repository
 
 DATA = "tests/data/relay"
 TARGETS = ("cuda:sm_90a", "opencl")
@@ -111,7 +118,7 @@ def _replay(a: argparse.Namespace, scratch: Path) -> int:
 
 def _cases(
     networks: Networks, names: Sequence[str] | None, targets: Sequence[str], precisions: Sequence[str]
-) -> list[Case]:
+) -> list[ReplayCase]:
     """All compilations asked for, those of one network together; raises InputError for an unknown network."""
     known = networks.names()
     for name in names or ():
@@ -125,10 +132,10 @@ def _cases(
     kinds = [(t, p) for t, own in of_targets.items() for p in own]
     if not kinds:
         raise InputError(f"expected a precision among {', '.join(OPENCL_PRECISIONS)} for OpenCL")
-    return [Case(n, t, p) for n, (t, p) in product(selected, kinds)]
+    return [ReplayCase(n, t, p) for n, (t, p) in product(selected, kinds)]
 
 
-def _root(repository: Path, source: Source, folder: Path) -> Path:
+def _root(repository: Path, source: CommitSource, folder: Path) -> Path:
     folder.mkdir()
     return import_root(repository, source, folder)
 
@@ -145,17 +152,17 @@ def _complete(
         record_all(records, root, networks, scratch, jobs, lambda: bar.update() and None)
 
 
-def _report(compared: Sequence[Comparison], base: Source, head: Source, *, diff: bool) -> str:
+def _report(compared: Sequence[Comparison], base: CommitSource, head: CommitSource, *, diff: bool) -> str:
     same = sum(c.same for c in compared)
     last = f"{same} of {len(compared)} compilations are the same in {base.title} and {head.title}"
     return "\n\n".join(filter(None, (findings(compared, diff=diff), table(compared), last)))
 
 
 @dataclass(frozen=True)
-class Times:
+class CompileTimes:
     """Seconds of processor time of `tw.compile` in each round, for one case."""
 
-    case: Case
+    case: ReplayCase
     base: tuple[float, ...]
     head: tuple[float, ...]
 
@@ -167,18 +174,18 @@ class Times:
 
 
 def compare_times(
-    sources: tuple[Source, Source],
+    sources: tuple[CommitSource, CommitSource],
     roots: tuple[Path, Path],
-    cases: Sequence[Case],
+    cases: Sequence[ReplayCase],
     networks: Networks,
     scratch: Path,
     rounds: int,
-) -> list[Times]:
+) -> list[CompileTimes]:
     """Compile every case `rounds` times with each source, whose turns are swapped every round.
 
     Each network has a fresh process in each round. Raises WorkError where a case does not compile.
     """
-    seconds: dict[tuple[Case, int], list[float]] = {(c, side): [] for c in cases for side in (0, 1)}
+    seconds: dict[tuple[ReplayCase, int], list[float]] = {(c, side): [] for c in cases for side in (0, 1)}
     groups = [list(g) for _, g in groupby(cases, key=lambda c: c.network)]
     work = [(group, number) for group in groups for number in range(rounds)]
     for group, number in tqdm(work, desc="rounds", disable=not sys.stderr.isatty()):
@@ -189,10 +196,10 @@ def compare_times(
                     if answer["error"]:
                         raise WorkError(f"{sources[side].title} {case}: {answer['error']}")
                     seconds[case, side].append(float(answer["cpu_seconds"]))
-    return [Times(c, tuple(seconds[c, 0]), tuple(seconds[c, 1])) for c in cases]
+    return [CompileTimes(c, tuple(seconds[c, 0]), tuple(seconds[c, 1])) for c in cases]
 
 
-def times_table(times: Sequence[Times], base: Source, head: Source, rounds: int) -> str:
+def times_table(times: Sequence[CompileTimes], base: CommitSource, head: CommitSource, rounds: int) -> str:
     """Medians and the ratio of each case, and the ratio of the sums with its spread over the rounds."""
     lines = [f"{'case':40s} {'BASE s':>8s} {'HEAD s':>8s} {'ratio':>7s}  rounds from to"]
     lines += [_line(str(t.case), t.base, t.head) for t in times]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.tools.arguments.printing import aligned
 from tilewright.tools.process_replay.normalise import kernel_text, named_kernel_text, plan_lines, renamed_ir
-from tilewright.tools.process_replay.recording import Case
+from tilewright.tools.process_replay.recording import ReplayCase
 
 CONTEXT = 3
 #: lines of a changed text that `--diff` prints at most
@@ -39,7 +39,7 @@ class KernelChange:
 class Comparison:
     """What differs in one case; `error` where one side could not compile it as the other could."""
 
-    case: Case
+    case: ReplayCase
     kernels: int
     changes: tuple[KernelChange, ...] = ()
     plan: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Comparison:
 
 
 def compare(
-    case: Case,
+    case: ReplayCase,
     base: Mapping[str, Any],
     head: Mapping[str, Any],
     *,

@@ -23,7 +23,7 @@ import numpy as np
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.machine import usable_cores
 from tilewright.tools.process_replay import recorder
-from tilewright.tools.process_replay.snapshot import Source
+from tilewright.tools.process_replay.snapshot import CommitSource
 
 #: what differs between machines and runs must not reach a record
 _LEFT_OUT = ("TILEWRIGHT_", "PYTHON")
@@ -32,7 +32,7 @@ _OF_COMPILING = re.compile(r"""extra == ['"]opencl['"]""")
 
 
 @dataclass(frozen=True)
-class Case:
+class ReplayCase:
     """One network compiled for one target in one precision."""
 
     network: str
@@ -64,7 +64,7 @@ class Networks:
     def _facts(self, name: str) -> Path:
         return self.folder / "ref" / f"{name}.npz"
 
-    def request(self, case: Case, file: str) -> dict[str, Any]:
+    def request(self, case: ReplayCase, file: str) -> dict[str, Any]:
         """What the recorder is asked; `file` is where its record goes, empty for nowhere."""
         with np.load(self._facts(case.network)) as stored:
             inputs = tuple(json.loads(str(stored["inputs"])))
@@ -143,24 +143,24 @@ class Child:
 class Recording:
     """Where the records of one source lie, by case, and what still has to be compiled for them."""
 
-    source: Source
-    files: dict[Case, Path]
+    source: CommitSource
+    files: dict[ReplayCase, Path]
 
-    def missing(self) -> list[Case]:
+    def missing(self) -> list[ReplayCase]:
         """Cases whose record is not there or cannot be read."""
         return [case for case, file in self.files.items() if not _readable(file)]
 
-    def record(self, case: Case) -> dict[str, Any]:
+    def record(self, case: ReplayCase) -> dict[str, Any]:
         """What the source made of a case."""
         return recorder.read(str(self.files[case]))
 
 
 def recording(
-    source: Source, cases: Sequence[Case], networks: Networks, cache: Path, scratch: Path
+    source: CommitSource, cases: Sequence[ReplayCase], networks: Networks, cache: Path, scratch: Path
 ) -> Recording:
     """Where the records of a source lie: of a commit in `cache`, of a changed working tree in `scratch`."""
     environment = environment_digest()
-    files: dict[Case, Path] = {}
+    files: dict[ReplayCase, Path] = {}
     for network, group in groupby(cases, key=lambda case: case.network):
         key = hashlib.sha256(f"{source.code} {environment} {networks.digest(network)}".encode()).hexdigest()
         folder = cache / key[:32] if source.code else scratch / "records"
@@ -183,7 +183,7 @@ def record_all(
     """
     groups = [list(g) for _, g in groupby(wanted.missing(), key=lambda case: case.network)]
 
-    def compile_group(cases: list[Case]) -> None:
+    def compile_group(cases: list[ReplayCase]) -> None:
         with Child(root, wanted.source.title, scratch) as child:
             for case in cases:
                 child.ask(networks.request(case, str(wanted.files[case])))

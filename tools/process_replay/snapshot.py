@@ -20,7 +20,7 @@ PACKAGE = "tilewright"
 
 
 @dataclass(frozen=True)
-class Source:
+class CommitSource:
     """What is replayed: `title` names it for people, `commit` is empty for a changed working tree.
 
     code: a digest of the folders that the package is made of, the same for commits that differ elsewhere
@@ -46,10 +46,10 @@ def this_repository() -> Path:
     return Path(os.fsdecode(git(Path.cwd(), "rev-parse", "--show-toplevel").strip()))
 
 
-def resolve(repository: Path, revision: str | None) -> Source:
+def resolve(repository: Path, revision: str | None) -> CommitSource:
     """The commit that `revision` names; without one the working tree, or its commit if nothing is changed."""
     if revision is None and git(repository, "status", "--porcelain"):
-        return Source("working tree", "", "")
+        return CommitSource("working tree", "", "")
     named = revision or "HEAD"
     try:
         commit = git(repository, "rev-parse", "--verify", "--quiet", f"{named}^{{commit}}").decode().strip()
@@ -59,15 +59,15 @@ def resolve(repository: Path, revision: str | None) -> Source:
     trees = git(repository, "rev-parse", *(f"{commit}:{f}" for f in folders.values())).decode().split()
     parts = sorted(f"{package} {tree}" for package, tree in zip(folders, trees, strict=True))
     short = commit[:9] if revision is None or commit.startswith(named) else f"{named} ({commit[:9]})"
-    return Source(short, commit, hashlib.sha256("\n".join(parts).encode()).hexdigest())
+    return CommitSource(short, commit, hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
 
-def import_root(repository: Path, source: Source, into: Path) -> Path:
+def import_root(repository: Path, source: CommitSource, into: Path) -> Path:
     """Copy the package of `source` to a folder of `into`; the folder to import it from."""
     return link_package(export(repository, source, into / "tree"), into / "root")
 
 
-def export(repository: Path, source: Source, tree: Path, more: Sequence[str] = ()) -> Path:
+def export(repository: Path, source: CommitSource, tree: Path, more: Sequence[str] = ()) -> Path:
     """Copy pyproject.toml, the package folders that it names, and the folders `more` to the folder `tree`."""
     if source.commit:
         listing = git(repository, "show", f"{source.commit}:{PROJECT}").decode()

@@ -69,7 +69,7 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """One launch: the position of its kernel in `Facts.kernels`, the ops it computes, its seconds."""
+    """One launch: the position of its kernel in `ReportFacts.kernels`, the ops it computes, its seconds."""
 
     kernel: int
     ops: tuple[str, ...]
@@ -77,7 +77,7 @@ class LaunchFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """Everything on the page. `kernels` are ordered by time, longest first; `launches` as the plan has them.
 
     replay: one recorded replay of the network, or what the model says of it.
@@ -91,7 +91,7 @@ class Facts:
     hardware: Hardware
     precision: str
     chosen_by: str
-    timing: Timing
+    timing: LaunchTimes
     replay: Profile
     kernels: tuple[KernelFacts, ...]
     launches: tuple[LaunchFacts, ...]
@@ -115,7 +115,7 @@ class Facts:
 
 def collect(
     exe: Executable, network: str, *, fused: FusedOps | None = None, repeats: int = 5, seed: int = 0
-) -> Facts:
+) -> ReportFacts:
     """Everything the page shows of a compiled or loaded executable; times it where its device is present.
 
     network: the name to show. fused: the instrument that watched the compilation; a loaded executable has
@@ -137,7 +137,7 @@ class _Collector:
         self.graph_ops = ops_by_location(graph)
         self.found = fused.of_launches(self.plan) if fused is not None else None
 
-    def collect(self, network: str, repeats: int, seed: int) -> Facts:
+    def collect(self, network: str, repeats: int, seed: int) -> ReportFacts:
         facts = {k["name"]: k for k in self.report["kernels"]}
         costs = {name: self.cost(name, k["cost"]) for name, k in facts.items()}
         estimates = [costs[launch.kernel]["estimate_s"] for launch in self.plan.launches]
@@ -151,7 +151,7 @@ class _Collector:
             LaunchFacts(position[launch.kernel], self.titles(self.locations(i)), timing.launches_s[i])
             for i, launch in enumerate(self.plan.launches)
         )
-        return Facts(
+        return ReportFacts(
             network=network,
             target=self.exe.target,
             hardware=self.hardware,
@@ -196,7 +196,7 @@ class _Collector:
         limit = max(seconds, key=seconds.__getitem__)
         return {"estimate_s": seconds[limit], "bound_s": seconds[limit], "limit": limit, "considered": 1}
 
-    def kernel(self, name: str, k: dict[str, Any], cost: dict[str, Any], timing: Timing) -> KernelFacts:
+    def kernel(self, name: str, k: dict[str, Any], cost: dict[str, Any], timing: LaunchTimes) -> KernelFacts:
         tensor, code = self.tensor[name], self.plan.kernel_by_name[name]
         mine = [s for n, s in zip(self.launched(), timing.launches_s, strict=True) if n == name]
         operations = kernel_operations(tensor)
@@ -330,7 +330,7 @@ RECORDED = 5
 
 
 @dataclass(frozen=True)
-class Timing:
+class LaunchTimes:
     """Seconds per launch in plan order; `network_s` is the median of whole runs, None where not measured.
 
     source: `measured` or `modelled`. where: the device, or why nothing was measured. profile: a recorded
@@ -350,7 +350,7 @@ class Timing:
         return self.source == "measured"
 
 
-def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, seed: int = 0) -> Timing:
+def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, seed: int = 0) -> LaunchTimes:
     """Time an executable on random inputs, `repeats` times each; 0 repeats, or no device, give the estimates.
 
     estimates_s: the model's seconds of every launch. Raises WorkError where the device is there but fails.
@@ -358,17 +358,17 @@ def timing_of(exe: Executable, estimates_s: Sequence[float], *, repeats: int, se
     modelled = tuple(estimates_s)
     kind = exe.target.partition(":")[0]
     if repeats == 0:
-        return Timing("modelled", "not measured, as asked", modelled)
+        return LaunchTimes("modelled", "not measured, as asked", modelled)
     if kind not in TIMED:
-        return Timing("modelled", f"the {kind} target has no device to time", modelled)
+        return LaunchTimes("modelled", f"the {kind} target has no device to time", modelled)
     try:
         exe.load()
     except DeviceMissingError:
-        return Timing("modelled", f"no device for {exe.target} on this machine", modelled)
+        return LaunchTimes("modelled", f"no device for {exe.target} on this machine", modelled)
     inputs = random_inputs(exe.input_names, exe.input_types, seed)
     network_s = float(np.median(exe.time(*inputs, repeats=repeats)))
     rows = exe.time_kernels(*inputs, repeats=repeats)
-    timing = Timing("measured", exe.device, tuple(s for _, s in rows), network_s)
+    timing = LaunchTimes("measured", exe.device, tuple(s for _, s in rows), network_s)
     try:
         profile = exe.profile(*inputs, repeats=max(repeats, RECORDED), compare_serial=True)
     except UnsupportedError as e:

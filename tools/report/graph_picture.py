@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
-from tilewright.tools.report.facts import Facts, LaunchFacts
+from tilewright.tools.report.facts import LaunchFacts, ReportFacts
 from tilewright.tools.report.figures import class_colours
 from tilewright.tools.report.layered_layout import Layout, Segment, lay_out
 from tilewright.tools.report.wording import bytes_text, seconds_text, shape_text
@@ -45,7 +45,7 @@ class _Net:
         return self.first_launch + len(self.plan.launches)
 
 
-def graph_picture(facts: Facts) -> str:
+def graph_picture(facts: ReportFacts) -> str:
     """The whole drawing; each launch links to its kernel's section and carries its words in `data-words`."""
     net = _net(facts.plan)
     sizes = [(_pill_width(n), PILL) for n in facts.plan.input_titles]
@@ -122,7 +122,7 @@ def _curve(s: Segment) -> str:
     return f"M{x0:.1f} {y0:.1f}C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
 
 
-def _boxes(facts: Facts, net: _Net, layout: Layout) -> Iterator[str]:
+def _boxes(facts: ReportFacts, net: _Net, layout: Layout) -> Iterator[str]:
     plan = facts.plan
     colours = class_colours(facts.classes)
     longest = max((launch.seconds for launch in facts.launches), default=0.0) or 1.0
@@ -147,7 +147,12 @@ def _pill(b: Buffer, corner: tuple[float, float], node: int, kind: str) -> str:
 
 
 def _launch_box(
-    facts: Facts, index: int, node: int, corner: tuple[float, float], colours: dict[str, str], share: float
+    facts: ReportFacts,
+    index: int,
+    node: int,
+    corner: tuple[float, float],
+    colours: dict[str, str],
+    share: float,
 ) -> str:
     launch = facts.launches[index]
     kernel, planned = facts.kernels[launch.kernel], facts.plan.launches[index]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from tilewright.costmodel.kernels.explain import LIMITS
-from tilewright.tools.report.facts import Candidate, Facts, KernelFacts
+from tilewright.tools.report.facts import Candidate, KernelFacts, ReportFacts
 from tilewright.tools.report.roofline_figure import intensity, rate
 from tilewright.tools.report.wording import (
     bytes_text,
@@ -20,7 +20,7 @@ from tilewright.tools.report.wording import (
 SHOWN = 60
 
 
-def kernel_section(facts: Facts, position: int, colour: str) -> str:
+def kernel_section(facts: ReportFacts, position: int, colour: str) -> str:
     """The section of `facts.kernels[position]`, called `kernel-<position + 1>`."""
     k = facts.kernels[position]
     total = sum(x.total_s for x in facts.kernels) or 1.0
@@ -60,7 +60,7 @@ def kernel_section(facts: Facts, position: int, colour: str) -> str:
     )
 
 
-def _numbers(facts: Facts, k: KernelFacts, peak: float) -> str:
+def _numbers(facts: ReportFacts, k: KernelFacts, peak: float) -> str:
     resources = k.resources
     rows = [
         (f"one launch ({facts.timing.source})", seconds_text(k.seconds)),
@@ -120,7 +120,7 @@ def _varied(candidates: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def _launches(facts: Facts, position: int) -> str:
+def _launches(facts: ReportFacts, position: int) -> str:
     mine = [(i, launch) for i, launch in enumerate(facts.launches) if launch.kernel == position]
     first = len(facts.plan.inputs)
     rows = [

@@ -13,7 +13,7 @@ from tilewright.tools.report.wording import bytes_text, shape_text
 
 
 @dataclass(frozen=True)
-class Span:
+class BufferSpan:
     """A buffer of the arena and the launches (first, last; inclusive) during which it holds data."""
 
     buffer: Buffer
@@ -21,7 +21,7 @@ class Span:
     last: int
 
 
-def spans_of(plan: ExecutionPlan) -> list[Span]:
+def spans_of(plan: ExecutionPlan) -> list[BufferSpan]:
     """Lifetimes in plan order; what is an output, or seen through one, lives to the end.
 
     An operand that a launch overwrites ends before that launch, where the result begins.
@@ -41,7 +41,7 @@ def spans_of(plan: ExecutionPlan) -> list[Span]:
         if launch.args[read] in place and place[launch.args[read]] == place.get(launch.args[written])
     }
     last = {b.name: end if b.name in results else at[-1] for b, at in placed}
-    return [Span(b, at[0], last[b.name] - ((b.name, last[b.name]) in overwritten)) for b, at in placed]
+    return [BufferSpan(b, at[0], last[b.name] - ((b.name, last[b.name]) in overwritten)) for b, at in placed]
 
 
 def live_bytes(plan: ExecutionPlan) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.costmodel.hardware.provenance import borrowed_constants, borrowed_text
 from tilewright.profiling.replay_record import Clock
 from tilewright.runtime.arena.placement import arena_lower_bound
-from tilewright.tools.report.facts import Facts
+from tilewright.tools.report.facts import ReportFacts
 from tilewright.tools.report.figures import class_colours
 from tilewright.tools.report.graph_picture import graph_picture
 from tilewright.tools.report.kernel_section import kernel_section
@@ -24,7 +24,7 @@ from tilewright.tools.report.wording import bytes_text, counted, operations_text
 _HERE = "tilewright.tools.report"
 
 
-def report_page(facts: Facts) -> str:
+def report_page(facts: ReportFacts) -> str:
     """HTML of the whole report. Raises UnsupportedError where matplotlib is missing."""
     colours = class_colours(facts.classes)
     return filled(
@@ -55,7 +55,7 @@ def report_page(facts: Facts) -> str:
     )
 
 
-def _about(facts: Facts) -> str:
+def _about(facts: ReportFacts) -> str:
     own = f" · own passes {'; '.join(facts.passes)}" if facts.passes else ""
     return (
         f"{facts.target} · {facts.precision} · {counted(len(facts.launches), 'launch')} of "
@@ -63,7 +63,7 @@ def _about(facts: Facts) -> str:
     )
 
 
-def _cards(facts: Facts) -> Iterator[str]:
+def _cards(facts: ReportFacts) -> Iterator[str]:
     timing, plan = facts.timing, facts.plan
     total = sum(timing.launches_s)
     bound = sum(k.calls * k.bound_s for k in facts.kernels)
@@ -92,7 +92,7 @@ def _ratio(run: float, bound: float) -> str:
     return f"{run / bound:.3g} times" if bound else "not"
 
 
-def _compared(facts: Facts) -> int:
+def _compared(facts: ReportFacts) -> int:
     return sum(k.considered for k in facts.kernels)
 
 
@@ -100,7 +100,7 @@ def _card(name: str, value: str, below: str) -> str:
     return f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(below)}</small></dd></div>"
 
 
-def _note(facts: Facts) -> str:
+def _note(facts: ReportFacts) -> str:
     hardware = facts.hardware
     borrowed = borrowed_text(hardware.name, borrowed_constants(hardware), hardware.stands_for)
     record = f" The {borrowed}." if borrowed else ""
@@ -115,7 +115,7 @@ def _note(facts: Facts) -> str:
     )
 
 
-def _roofline_note(facts: Facts) -> str:
+def _roofline_note(facts: ReportFacts) -> str:
     without = sum(1 for k in facts.kernels if not k.operations)
     more = f" {without} kernels only move data and have no point." if without else ""
     return (
@@ -125,7 +125,7 @@ def _roofline_note(facts: Facts) -> str:
     )
 
 
-def _graph_note(facts: Facts) -> str:
+def _graph_note(facts: ReportFacts) -> str:
     exact = "" if facts.exact_ops else (
         " A saved executable keeps the ops of a kernel's first launch only, and they stand in all its boxes."
     )  # fmt: skip
@@ -140,7 +140,7 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
         yield f'<li><i class="dot" style="background:{colour}"></i>{escape(name)}</li>'
 
 
-def _memory_note(facts: Facts) -> str:
+def _memory_note(facts: ReportFacts) -> str:
     plan = facts.plan
     alive = max(live_bytes(plan), default=0)
     outside = sum(b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant"))
@@ -208,7 +208,7 @@ _SOURCES: dict[Clock, str] = {
 }
 
 
-def replay_cards(facts: Facts) -> Iterator[tuple[str, str, str]]:
+def replay_cards(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
     """Name, value and remark of each number beside the timeline."""
     r = facts.replay
     by = "measured" if r.measured else "modelled"
@@ -237,7 +237,7 @@ def replay_cards(facts: Facts) -> Iterator[tuple[str, str, str]]:
         yield name, seconds_text(copy.seconds), f"{bytes_text(copy.nbytes)}, by the host's clock"
 
 
-def timeline_note(facts: Facts) -> str:
+def timeline_note(facts: ReportFacts) -> str:
     """How the picture came about and how to read it."""
     r = facts.replay
     drawn = len(waits_across(r)) <= SHOWN_WAITS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.tools.report.facts import Facts, KernelFacts
+from tilewright.tools.report.facts import KernelFacts, ReportFacts
 from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import bytes_text, counted, rate_text, seconds_text
 
@@ -28,7 +28,7 @@ _LABEL_HEIGHT = 11.0
 
 
 @drawing
-def roofline_svg(facts: Facts) -> str:
+def roofline_svg(facts: ReportFacts) -> str:
     """Log-log: one point per kernel with arithmetic, its area by share of the time, its colour by class."""
     picture = Picture("roofline", 10.0, 5.4)
     ax = picture.axes
@@ -76,7 +76,7 @@ def rate(k: KernelFacts) -> float:
     return k.operations / k.seconds if k.seconds else 0.0
 
 
-def point_title(facts: Facts, rank: int, k: KernelFacts) -> str:
+def point_title(facts: ReportFacts, rank: int, k: KernelFacts) -> str:
     """What hovering over a kernel's point says."""
     part = 100 * rate(k) / facts.hardware.peak_flops_per_s
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.tools.report.facts import Facts, KernelFacts
+from tilewright.tools.report.facts import KernelFacts, ReportFacts
 from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import counted, seconds_text
 
@@ -13,7 +13,7 @@ TOP = 20
 
 
 @drawing
-def kernels_svg(facts: Facts) -> str:
+def kernels_svg(facts: ReportFacts) -> str:
     """Seconds of all launches of each kernel: the longest ones, and the rest in one bar."""
     top, rest = facts.kernels[:TOP], facts.kernels[TOP:]
     colours = class_colours(facts.classes)
@@ -40,7 +40,7 @@ def kernels_svg(facts: Facts) -> str:
 
 
 @drawing
-def classes_svg(facts: Facts) -> str:
+def classes_svg(facts: ReportFacts) -> str:
     """Seconds by operator class with their share of the sum."""
     sums = facts.class_seconds()
     colours = class_colours(facts.classes)
@@ -73,7 +73,7 @@ def _name(rank: int, k: KernelFacts) -> str:
     return f"{rank}  {name}" + (f"  ({k.calls})" if k.calls > 1 else "")
 
 
-def _title(facts: Facts, k: KernelFacts) -> str:
+def _title(facts: ReportFacts, k: KernelFacts) -> str:
     total = sum(x.total_s for x in facts.kernels) or 1.0
     return (
         f"{k.name}\n{k.operator_class}, {counted(k.calls, 'launch')}: {seconds_text(k.total_s)}, "

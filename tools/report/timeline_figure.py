@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.replay_record import LaunchSpan
 from tilewright.profiling.timeline import lanes
-from tilewright.tools.report.facts import Facts
+from tilewright.tools.report.facts import ReportFacts
 from tilewright.tools.report.figures import FAINT, INK, Picture, class_colours, drawing
 from tilewright.tools.report.wording import counted, seconds_text
 
@@ -17,7 +17,7 @@ _HEIGHT = 0.62
 
 
 @drawing
-def timeline_svg(facts: Facts) -> str:
+def timeline_svg(facts: ReportFacts) -> str:
     """Every launch from start to end, coloured by operator class; a bar below marks the critical path."""
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
@@ -72,7 +72,7 @@ def _rows(replay: Profile) -> tuple[list[int], list[str]]:
     return rows, names
 
 
-def _title(facts: Facts, x: LaunchSpan) -> str:
+def _title(facts: ReportFacts, x: LaunchSpan) -> str:
     critical = ", on the critical path" if x.index in facts.replay.critical_path else ""
     where = f" on {counted(len(x.processors), 'multiprocessor')}" if x.processors else ""
     ops = ", ".join(facts.launches[x.index].ops)

@@ -13,8 +13,8 @@ import numpy as np
 from tilewright.ir import Module, UnsupportedError, Value
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.tools.torch_peer.fusions import FUSED, FusedCalls
-from tilewright.tools.torch_peer.peer import RULES
 from tilewright.tools.torch_peer.program import COMBINED, FOLD, Call, combined_calls
+from tilewright.tools.torch_peer.rules import RULES
 
 _RULES = {**RULES, **COMBINED, **FUSED}
 

@@ -15,8 +15,7 @@ from tilewright.ir import Module, Op, UnsupportedError, Value
 from tilewright.ir.facts import SAME_MEMORY, Elements
 from tilewright.ir.opdef import facts_of, is_defined
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.tools.torch_peer.peer import RULES
-from tilewright.tools.torch_peer.rules import rank
+from tilewright.tools.torch_peer.rules import RULES, rank
 
 Kind = Literal["new", "view", "in place"]
 
@@ -39,7 +38,7 @@ COMBINED = {
 
 
 @dataclass(frozen=True)
-class Step:
+class TorchCall:
     """One call: its result takes new memory, shares that of an operand, or overwrites the first operand."""
 
     name: str
@@ -181,13 +180,13 @@ def _last_uses(
 
 def _with_kinds(
     calls: Sequence[Call], outer: Sequence[Value], returned: Sequence[Value]
-) -> tuple[list[Step], dict[Value, Value]]:
+) -> tuple[list[TorchCall], dict[Value, Value]]:
     """Steps with their kinds, and per value the value that its memory was taken for."""
     last = _last_uses([call[2] for call in calls], [call[1].result for call in calls], returned)
     storage: dict[Value, Value] = {value: value for value in outer}
     needed: dict[Value, int] = {value: len(calls) for value in outer}  # per storage, its last use
     shared = _storage_needed(calls, last)
-    steps: list[Step] = []
+    steps: list[TorchCall] = []
     for index, (name, op, operands) in enumerate(calls):
         kind: Kind = "new"
         if _is_view(name) or (name in ("graph.cast", "graph.repeat") and operands[0].type == op.result.type):
@@ -205,7 +204,7 @@ def _with_kinds(
         storage[op.result] = own
         if own not in outer:
             needed[own] = max(needed.get(own, 0), shared[op.result])
-        steps.append(Step(name, op, operands, kind))
+        steps.append(TorchCall(name, op, operands, kind))
     return steps, storage
 
 

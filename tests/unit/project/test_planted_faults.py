@@ -8,7 +8,7 @@ import pytest
 
 from tilewright.ir import InputError
 from tilewright.tools import planted_faults as planted
-from tilewright.tools.planted_faults import Fault, pytest_arguments, read_faults
+from tilewright.tools.planted_faults import PlantedFault, pytest_arguments, read_faults
 from tilewright.tools.process_replay.snapshot import package_folders
 
 ROOT = Path(__file__).parents[3]
@@ -93,11 +93,11 @@ def test_bad_lists_and_arguments_are_told(tree, capsys):
 def test_a_planted_file_is_restored(tree):
     file = tree / "compiler" / "__init__.py"
     right = file.read_text()
-    fault = Fault("f", "", "a + b", "a - b", ())
+    fault = PlantedFault("f", "", "a + b", "a - b", ())
     with fault.planted(tree, ["compiler"]):
         assert "a - b" in file.read_text()
     assert file.read_text() == right
-    wrong = Fault("f", "", "a + b", "a +", ())
+    wrong = PlantedFault("f", "", "a + b", "a +", ())
     with pytest.raises(InputError, match=r"makes __init__\.py no Python"), wrong.planted(tree, ["compiler"]):
         pass
     assert file.read_text() == right

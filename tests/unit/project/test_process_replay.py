@@ -15,11 +15,11 @@ from tilewright.tools.process_replay import recording
 from tilewright.tools.process_replay.comparison import compare
 from tilewright.tools.process_replay.normalise import renamed_ir, renamed_source
 from tilewright.tools.process_replay.recorder import empty_cubin, read
-from tilewright.tools.process_replay.recording import Case, Child, Networks
+from tilewright.tools.process_replay.recording import Child, Networks, ReplayCase
 from tilewright.tools.process_replay.snapshot import link_package
 
 ROOT = Path(__file__).parents[3]
-CASE = Case("net", "cuda:sm_90a", "fp32")
+CASE = ReplayCase("net", "cuda:sm_90a", "fp32")
 KERNEL = """
 static __device__ float tw_gelu(float x) { return x * erff(x); }
 extern "C" __global__ void __launch_bounds__(64, 1) relu_0(
@@ -349,7 +349,7 @@ def test_a_network_of_this_tree_against_itself(tmp_path, data_dir):
     """The real recorder on the smallest network; then one change in a kernel and one in the plan."""
     root = link_package(ROOT, tmp_path / "root")
     networks = Networks(data_dir / "relay")
-    case = Case("mlp", "cuda:sm_90a", "fp32")
+    case = ReplayCase("mlp", "cuda:sm_90a", "fp32")
     files = [str(tmp_path / f"{i}.json.gz") for i in range(2)]
     with Child(root, "this tree", tmp_path) as child:
         for file in files:

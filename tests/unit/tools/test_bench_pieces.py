@@ -9,8 +9,8 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.tools.arguments.bench import KERNELS
-from tilewright.tools.bench.comparison import Reference, errors, is_right
-from tilewright.tools.bench.contender import Spread, geometric_mean, interleaved, repeats_within
+from tilewright.tools.bench.comparison import ExactReference, errors, is_right
+from tilewright.tools.bench.contender import TimeSpread, geometric_mean, interleaved, repeats_within
 from tilewright.tools.bench.document import Document, read_document
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.networks import index_bounds, random_batch, with_batch
@@ -34,7 +34,7 @@ def row(network, ms, peers, batch=1, precision="fp32"):
 
 
 def test_spread_is_median_and_percentiles():
-    spread = Spread.of([5.0, 1.0, 2.0, 3.0, 4.0])
+    spread = TimeSpread.of([5.0, 1.0, 2.0, 3.0, 4.0])
     assert (spread.median_s, spread.count) == (3.0, 5)
     assert (spread.p10_s, spread.p90_s) == pytest.approx((1.4, 4.6))
 
@@ -130,7 +130,7 @@ def test_first_and_last_sample_are_checked(data_dir):
     batch = with_batch(module, 5)
     inputs = random_batch(batch, seed=3)
     (y,) = tw.interpret(batch, *inputs)
-    reference = Reference(module)
+    reference = ExactReference(module)
     assert reference.error(inputs, [y]) < 1e-5
     for sample, found in ((0, True), (2, False), (4, True)):
         changed = y.copy()

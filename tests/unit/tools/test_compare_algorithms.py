@@ -8,7 +8,7 @@ import pytest
 import tilewright as tw
 from tilewright.running.executable import Executable
 from tilewright.tools import compare_algorithms
-from tilewright.tools.compare_algorithms import CONVOLUTIONS, Convolution
+from tilewright.tools.compare_algorithms import CONVOLUTIONS, TimedConvolution
 
 
 def test_every_legal_algorithm_is_timed(monkeypatch, tmp_path, capsys):
@@ -16,7 +16,7 @@ def test_every_legal_algorithm_is_timed(monkeypatch, tmp_path, capsys):
         return [1e-6 * len(exe.plan.launches)] * repeats
 
     monkeypatch.setattr(Executable, "time", time_us)
-    small = Convolution((1, 4, 8, 8), 4, 3)
+    small = TimedConvolution((1, 4, 8, 8), 4, 3)
     monkeypatch.setattr(compare_algorithms, "CONVOLUTIONS", (small,))
     out = tmp_path / "algorithms.json"
     given = ["--target", "null", "--rounds", "1", "--replays", "2", "--json", str(out)]

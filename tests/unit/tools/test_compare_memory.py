@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from relay_builder import Net
 
-from tilewright.ir import UnsupportedError
+from tilewright.ir import UnsupportedError, op_defs
 from tilewright.tools import compare_memory
 from tilewright.tools.torch_peer.program import TorchProgram
+from tilewright.tools.torch_peer.rules import RULES
 
 MAP = 4 * 8 * 16 * 16  # bytes of one feature map below
 
@@ -103,3 +104,8 @@ def test_the_documented_code_runs():
     page = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})  # its assertions are the test
+
+
+def test_every_torch_call_is_of_an_op():
+    """PyTorch's calls stand apart from the ops: an op that is renamed must be renamed there as well."""
+    assert RULES.keys() <= {d.name for d in op_defs()}

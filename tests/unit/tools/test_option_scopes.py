@@ -4,7 +4,7 @@ import pytest
 from command_samples import refused
 
 from tilewright.tools.arguments.parsing import CommandParser, whole
-from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, Given, Scope
+from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, Given, OptionScope
 from tilewright.tools.cli import parser
 
 COMPILED_ONLY = (
@@ -112,7 +112,7 @@ def test_a_value_may_begin_with_a_minus_sign():
 def test_a_scope_counts_only_for_what_is_given():
     p = CommandParser()
     p.add_argument("network")
-    p.add_scoped(p, Scope(NETWORKS), "--depth", type=int, default=1)
+    p.add_scoped(p, OptionScope(NETWORKS), "--depth", type=int, default=1)
     assert p.parse_args(["net.tw"]).depth == 1
     with pytest.raises(ArgumentError, match="--depth: expected a network"):
         p.parse_args(["net.tw", "--depth", "1"])

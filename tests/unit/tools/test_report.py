@@ -16,7 +16,7 @@ import tilewright as tw
 from tilewright.ir import parse
 from tilewright.running.executable import Executable
 from tilewright.tools.cli import main
-from tilewright.tools.report import Facts, FusedOps, collect, report_page
+from tilewright.tools.report import FusedOps, ReportFacts, collect, report_page
 from tilewright.tools.report.facts import timing_of
 from tilewright.tools.report.memory_figure import live_bytes, spans_of
 from tilewright.tuning import tuner as tuning
@@ -88,7 +88,7 @@ class Sample:
     """A compiled network, what was collected of it, and its page."""
 
     exe: Executable
-    facts: Facts
+    facts: ReportFacts
     text: str
     page: Page
 
@@ -307,7 +307,7 @@ def test_the_documented_code_runs(data_dir: Path, monkeypatch: pytest.MonkeyPatc
     space: dict[str, object] = {}
     exec(compile(code, "docs/report.md", "exec"), space)
     facts = space["facts"]
-    assert isinstance(facts, Facts)
+    assert isinstance(facts, ReportFacts)
     assert len(facts.launches) == 4
     assert str(space["html"]).startswith("<!doctype html>")
 

@@ -10,7 +10,7 @@ import tilewright as tw
 from tilewright.calibration import calibrate as measuring
 from tilewright.calibration.calibrate import calibrate
 from tilewright.calibration.results import Results, gpu_constants
-from tilewright.calibration.timing import Times, launch_s_of
+from tilewright.calibration.timing import TrialTimes, launch_s_of
 from tilewright.calibration.trials import CpuSizes, gpu_sizes, gpu_trials
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.calibration import Calibration, calibrated
@@ -149,7 +149,9 @@ def test_gpu_constants_from_times():
         "matrix f32": 3.3e14, "matrix chain f16": 1.98e9 / 33, "matrix chain f32": 1.98e9 / 18,
         "launch first": 1 / 0.55e-6,
     }  # fmt: skip
-    times = {t.name: Times(t.work / rates[t.name], 1.25 * t.work / rates[t.name], 10, 0.1) for t in trials}
+    times = {
+        t.name: TrialTimes(t.work / rates[t.name], 1.25 * t.work / rates[t.name], 10, 0.1) for t in trials
+    }
     assert set(times) == set(rates)
     constants, facts = gpu_constants(Results(trials, times), h)
     value = {name: m.value for name, m in constants.items()}

@@ -12,7 +12,7 @@ from tilewright.ir.facts import SAME_MEMORY, UNSTATED, Elements, Facts, no_flops
 from tilewright.ir.opdef import facts_of, is_defined, op_defs
 from tilewright.ir.types import FLOATS
 from tilewright.tools.fuzz.generate import DRAWERS, draw
-from tilewright.tools.fuzz.program import Program
+from tilewright.tools.fuzz.program import RandomGraph
 
 ROOT = Path(__file__).parents[4]
 GRAPH = [d for d in op_defs() if d.name.startswith("graph.")]
@@ -136,7 +136,7 @@ def drawn(seeds=range(4)):
     """A few programs with every op that is drawn."""
     for name in DRAWERS:
         for seed in seeds:
-            p = Program(seed)
+            p = RandomGraph(seed)
             if draw(p, name):
                 yield p
 
