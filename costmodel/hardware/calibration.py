@@ -68,7 +68,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured where and when.
+    """A measurement of one device: its constants, where and when.
 
     record: the name of the record it belongs to. device, driver: as the driver reports them. measured: ISO
     date and time. constants: by field of the record. facts: quantities that enter no record, by name.
@@ -83,7 +83,7 @@ class Calibration:
 
     @property
     def origin(self) -> str:
-        """Where a record's constants come from, in a few words."""
+        """The origin of the constants of a calibrated record, in a few words."""
         return f"calibrated {self.measured} on {self.device} ({self.driver})"
 
 
@@ -102,20 +102,22 @@ def calibrated(hardware: Hardware, calibration: Calibration, where: str = "") ->
             f"expected a calibration of the record {hardware.name}, got one of {calibration.record!r:.80}",
             where=where,
         )
-    roles, kept = roles_of(hardware), fitted_constants(hardware)
+    roles, fitted = roles_of(hardware), fitted_constants(hardware)
     changes: dict[str, Any] = {}
-    for name, found in calibration.constants:
+    for name, quantity in calibration.constants:
         if name not in roles:
             raise InputError(f"unknown constant {name!r:.80} in a calibration", where=where)
         shipped = float(getattr(hardware, name))
-        _check_plausible(name, found.value, shipped, where)
-        if name not in kept:
-            changes[name] = _taken(roles[name], shipped, found.value)
+        _check_plausible(name, quantity.value, shipped, where)
+        if name not in fitted:
+            changes[name] = _taken(roles[name], shipped, quantity.value)
     return replace(_own(hardware, changes), **changes, origin=calibration.origin)
 
 
 def calibrated_constants(hardware: Hardware) -> dict[str, float]:
-    """What a calibrated record holds in place of shipped constants; empty for a shipped record."""
+    """Return the constants that a calibrated record holds in place of shipped ones; none for a shipped
+    one.
+    """
     if hardware.origin == SHIPPED:
         return {}
     return {name: float(getattr(hardware, name)) for name in roles_of(hardware)}
@@ -185,9 +187,9 @@ def read_calibration(raw: bytes, where: str) -> Calibration:
         table = tomllib.loads(raw.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"expected a calibration as TOML in UTF-8: {error}", where=where) from error
-    wanted = {"format", *_TEXTS, *_TABLES}
-    if set(table) != wanted:
-        odd = sorted(set(table) ^ wanted)[0]
+    keys = {"format", *_TEXTS, *_TABLES}
+    if set(table) != keys:
+        odd = sorted(set(table) ^ keys)[0]
         fault = "unknown" if odd in table else "missing"
         raise InputError(f"{fault} key {odd!r:.80} in a calibration", where=where)
     if type(table["format"]) is not int or table["format"] != FORMAT:

@@ -31,7 +31,7 @@ class _Limits(NamedTuple):
     blocks: int
 
 
-#: what architectures without a record of their own have less of than their closest relatives; CUDA C++
+#: limits of architectures without a record that are below those of their closest relatives; CUDA C++
 #: Programming Guide, technical specifications per compute capability
 _LIMITS = {
     "sm_86": _Limits(99, 100, 1536, 16),
@@ -40,7 +40,7 @@ _LIMITS = {
     "sm_120": _Limits(99, 100, 1536, 24),
     "sm_121": _Limits(99, 100, 1536, 24),
 }
-#: what a device may have nothing of
+#: constants that may be 0
 _MAY_BE_ZERO = frozenset(
     {
         "smem_reserved_per_block_bytes",
@@ -79,8 +79,8 @@ def load_hardware(name: str) -> Hardware:
     A device name as a driver reports it ("NVIDIA H100 80GB HBM3") matches a record whose `device_names` entry
     it contains as a word. Raises InputError naming the known records and targets.
     """
-    if (found := find_hardware(name)) is not None:
-        return found
+    if (record := find_hardware(name)) is not None:
+        return record
     raise _unknown(name)
 
 
@@ -89,14 +89,14 @@ def find_hardware(name: str) -> Hardware | None:
 
     Raises InputError where a device name matches several records, and where a record is damaged.
     """
-    wanted = name.strip().lower()
+    key = name.strip().lower()
     records = known_hardware()
     for record in records:
-        if wanted == record.name.lower():
+        if key == record.name.lower():
             return record
-        if wanted in record.targets:
-            return compiled_for(record, wanted.partition(":")[2])
-    hits = [(part, r) for r in records for part in r.device_names if _has_word(wanted, part.lower())]
+        if key in record.targets:
+            return compiled_for(record, key.partition(":")[2])
+    hits = [(part, r) for r in records for part in r.device_names if _has_word(key, part.lower())]
     # "H100 NVL" counts, not the "H100" within it
     hits = [(p, r) for p, r in hits if not any(p != other and _has_word(other, p) for other, _ in hits)]
     if len({r.name for _, r in hits}) > 1:
@@ -114,17 +114,19 @@ def nearest_hardware(arch: str) -> GpuHardware:
         raise InputError(f"expected an architecture such as sm_80 or sm_90a, got '{arch}'")
     number = int(digits[0])
     known = sorted(
-        (int(found[1]), target, record)
+        (int(match[1]), target, record)
         for record in known_hardware()
         for target in record.targets
-        if isinstance(record, GpuHardware) and (found := re.fullmatch(r"cuda:sm_(\d+)a?", target))
+        if isinstance(record, GpuHardware) and (match := re.fullmatch(r"cuda:sm_(\d+)a?", target))
     )
     not_newer = [entry for entry in known if entry[0] <= number]
     return (not_newer[-1] if not_newer else known[0])[2]
 
 
 def _has_word(text: str, word: str) -> bool:
-    """Whether `word` stands in `text` by itself: "h200" does in "nvidia h200", and not in "nvidia gh200"."""
+    """Return whether `word` stands in `text` by itself: "h200" does in "nvidia h200", and not in "nvidia
+    gh200".
+    """
     return re.search(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", text) is not None
 
 
@@ -159,7 +161,7 @@ def compiled_for(record: Hardware, arch: str) -> Hardware:
 
 @cache
 def known_hardware() -> tuple[Hardware, ...]:
-    """All records that come with Tilewright, ordered by file name."""
+    """Return all records that come with Tilewright, ordered by file name."""
     return tuple(load_hardware_file(path) for path in sorted(_RECORDS.glob("*.toml")))
 
 
@@ -269,7 +271,7 @@ def _lender(path: Path) -> Mapping[str, Any]:
 def _read_constants(
     forms: Mapping[str, str], constants: Mapping[str, Any], prefix: str, where: str
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
-    """Of a table: the values, the sources, and the devices of those that name one.
+    """Return the values of a table, the sources, and the devices of those that name one.
 
     forms: name -> type of each constant. prefix: of the names under which sources and devices are kept.
     """

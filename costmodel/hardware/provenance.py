@@ -1,4 +1,4 @@
-"""Where the constants of a record come from: which are numbers of another device, and what to say of them."""
+"""The constants of a record that are numbers of another device, and the sentences that say so."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ REGISTERS_BESIDE_ACCUMULATORS = 3
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What the bound may rely on.
+    """Assumptions on which a bound rests.
 
     `cold_l2`: nothing is in L2 at launch, so all compulsory bytes cross DRAM; else up to the size of L2 may
     not, but `streamed_bytes` of them surely do: others of their kind take their place between two runs.

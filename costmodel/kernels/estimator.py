@@ -35,8 +35,8 @@ from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES,
 
 @dataclass(frozen=True, eq=False)
 class _Iteration:
-    """Cycles of one iteration of one block: what it takes from the SM, and what one warp takes alone: for its
-    multiply-adds, for all, while it waits for a fetch, of L2 traffic, and between two iterations.
+    """Cycles of one iteration of one block: those of the SM that it takes; those of a warp without others,
+    for its multiply-adds, for all, and while it waits for a fetch; of L2 traffic; and between two iterations.
     """
 
     throughput_clk: FloatArray
@@ -113,7 +113,7 @@ def _round_clk(resident: IntArray, step: _Iteration, hardware: GpuHardware, g: G
 def _iteration(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry, fetch: StepCopies
 ) -> _Iteration:
-    """What the issue slots, FMA lanes, shared-memory and L2 ports take; and what one warp takes alone."""
+    """Cycles of the issue slots, FMA lanes, shared-memory and L2 ports, and of one warp without others."""
     fit = hardware.contract
     points = space.c_step * problem.taps
     fma = g.accumulators * points
@@ -157,12 +157,14 @@ def _iteration(
 
 
 def _aligned_results(problem: ContractProblem) -> bool:
-    """Whether threads own runs of results that vectors can write: plain rows of whole vectors, or columns."""
+    """Return whether threads own runs of results that vectors can write: plain rows of whole vectors, or
+    columns.
+    """
     return not problem.rows_inner or (problem.taps == 1 and problem.w % ROW_RUN == 0)
 
 
 def _turns(hardware: GpuHardware, words: IntArray) -> FloatArray:
-    """What a wavefront counts of a load that brings several words per lane."""
+    """Cost of a wavefront of a load that brings several words per lane, against one of single words."""
     share = hardware.contract.wide_wavefront_share
     return np.asarray(share + (1 - share) / words)
 
@@ -190,7 +192,7 @@ def _copy_instructions(problem: ContractProblem, hardware: GpuHardware, fetch: S
 
 
 def _lines(problem: ContractProblem, space: ContractSpace, fetch: StepCopies) -> FloatArray:
-    """Cache lines that a warp's load of the first operand touches: pieces of rows lie apart in memory."""
+    """Cache lines that a warp's load of the first operand touches: pieces of rows are not contiguous."""
     run, gap = _consecutive(problem, space)
     words = WARP * fetch.input_width
     reach = problem.element_bytes * (np.minimum(run, words) * gap - fetch.input_width)
@@ -198,7 +200,7 @@ def _lines(problem: ContractProblem, space: ContractSpace, fetch: StepCopies) ->
 
 
 def _consecutive(problem: ContractProblem, space: ContractSpace) -> tuple[IntArray, int]:
-    """Elements of the first operand that a block reads in a row, and how far apart they lie."""
+    """Elements of the first operand that a block reads in a row, and the distance between two of them."""
     if not problem.rows_inner:
         return space.c_step, 1
     columns = staged_rows(space.w_b, problem.axis_w)

@@ -1,4 +1,4 @@
-"""What `tilewright explain` prints about one kernel: parameters, bound, what limits it, estimate."""
+"""The record that `tilewright explain` prints of one kernel: parameters, bound, its limit, estimate."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Staging = Literal["shared", "direct"]
 
 @dataclass(frozen=True)
 class ContractParameters(AttrRecord):
-    """How one contraction kernel is cut.
+    """The tiles of one contraction kernel.
 
     block, thread: tile per parallel dimension; step: chunk per reduced dimension (others whole); stages: 2
     fetches the next step into registers while computing. With `staging` "shared" the block copies its input
@@ -96,7 +96,7 @@ class ContractSpace:
         return contract_point(**self.named(index))  # type: ignore[arg-type]
 
     def named(self, index: int) -> dict[str, int | str]:
-        """What records of measurements call the point at `index`: its columns."""
+        """The point at `index` by the names of its columns, as records of measurements have it."""
         columns = {name: int(getattr(self, name)[index]) for name in CONTRACT_COLUMNS}
         return {**columns, "staging": self.staging}
 

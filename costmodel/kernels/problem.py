@@ -1,4 +1,4 @@
-"""What a kernel must compute, stripped to the numbers the cost model needs: extents, windows and bytes."""
+"""Problems: the numbers that the cost model needs of a kernel, such as extents, windows and bytes."""
 
 from __future__ import annotations
 

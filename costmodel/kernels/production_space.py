@@ -28,7 +28,7 @@ _CPU_WORK_ITEMS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class SpaceLimits:
-    """What the code generator can take: bounds on the production space.
+    """Limits of the code generator: bounds on the production space.
 
     `max_accumulators` and `max_registers` (an estimate) keep a thread within its registers; with two stages a
     thread may hold at most `max_prefetch_steps` copies per operand, since a longer fetch loop is not unrolled
@@ -48,7 +48,9 @@ class SpaceLimits:
 
 
 def production_space(problem: ContractProblem, hardware: Hardware, limits: SpaceLimits) -> ContractSpace:
-    """All production points within `limits`, at least one. Raises InputError where the limits admit none."""
+    """Return all production points within `limits`, at least one. Raises InputError where the limits admit
+    none.
+    """
     if isinstance(hardware, CpuHardware):
         return _cpu_space(problem, hardware, limits)
     # windows that reach far leave room for few channels at a time: short steps are a last resort

@@ -46,28 +46,28 @@ def chain_kernels(
     if when == "never" or (when == "auto" and isinstance(hardware, CpuHardware)):
         return module
     model = _Model(ctx, hardware, attention)
-    wanted = partial(_possible, only=only)
-    candidates = ChainSearch(module, model.choose, model.seconds, wanted, _may_grow)
-    found = [
+    useful = partial(_possible, only=only)
+    candidates = ChainSearch(module, model.choose, model.seconds, useful, _may_grow)
+    worthwhile = [
         c for c in candidates.all()
-        if _wanted(anchors(c.chosen), only) and _taken(c, when, attention)
+        if _selected(anchors(c.chosen), only) and _taken(c, when, attention)
     ]  # fmt: skip
-    taken = _disjoint(found, registers_first=attention == "always")
+    taken = _disjoint(worthwhile, registers_first=attention == "always")
     return _replaced(module, taken) if taken else module
 
 
-def _wanted(found: str, only: str) -> bool:
-    return any(text in found for text in only.split("+"))
+def _selected(names: str, only: str) -> bool:
+    return any(text in names for text in only.split("+"))
 
 
 def _possible(ops: Counter[str], only: str) -> bool:
-    """Whether a chain of kernels with these ops can have the anchors that are asked for."""
+    """Return whether a chain of kernels with these ops can have the anchors that are asked for."""
     needed = (Counter(f"tensor.{name}" for name in text.split("-") if name) for text in only.split("+"))
     return any(n <= ops for n in needed)
 
 
 def _taken(c: ChainCandidate, when: str, attention: str) -> bool:
-    """Whether a chain is asked for, or pays."""
+    """Return whether a chain is asked for, or pays."""
     if when == "always" or (attention == "always" and _in_registers(c.chosen)):
         return True
     return estimate_of(c.chosen) < CLEARLY * c.separate_s
@@ -85,19 +85,19 @@ def choose_joined(kernel: Func, hardware: Hardware, attention: str = "auto") -> 
     attention: templates that keep intermediates in registers are taken `always` where one is legal, `never`,
     or `auto`.
     """
-    found = []
+    options = []
     for _, joined in joined_templates():
         if attention == "never" and joined.keeps_registers:
             continue
         chosen = joined.choose(kernel, hardware)
         if chosen is not None and attention == "always" and joined.keeps_registers:
             return chosen
-        found += [chosen] if chosen is not None else []
-    return min(found, key=estimate_of, default=None)
+        options += [chosen] if chosen is not None else []
+    return min(options, key=estimate_of, default=None)
 
 
 def _may_grow(kernel: Func) -> bool:
-    """Whether a kernel that no template takes could be a part of one that is taken."""
+    """Return whether a kernel that no template takes could be a part of one that is taken."""
     return any(joined.may_grow(kernel) for _, joined in joined_templates())
 
 
@@ -135,7 +135,7 @@ class _Model:
         return self.ctx.estimator.remembered(question, answer)
 
 
-def _disjoint(found: Sequence[ChainCandidate], *, registers_first: bool) -> list[ChainCandidate]:
+def _disjoint(candidates: Sequence[ChainCandidate], *, registers_first: bool) -> list[ChainCandidate]:
     """Candidates that share no call: those with the largest gain first, of all or of those in registers."""
     taken: list[ChainCandidate] = []
     used: set[int] = set()
@@ -143,7 +143,7 @@ def _disjoint(found: Sequence[ChainCandidate], *, registers_first: bool) -> list
     def rank(c: ChainCandidate) -> tuple[bool, float]:
         return registers_first and not _in_registers(c.chosen), -c.gain_s
 
-    for c in sorted(found, key=rank):
+    for c in sorted(candidates, key=rank):
         calls = set(map(id, c.calls))
         if not calls & used:
             used |= calls
@@ -169,8 +169,10 @@ def _replaced(module: Module, taken: Sequence[ChainCandidate]) -> Module:
             ops.append(op)
     called = {callee_of(op) for op in ops if op.name == "tensor.call"}
     main = module.main.with_body(Block(module.main.params, tuple(ops)))
-    kept = [main if f is module.main else f for f in module.funcs if f.name in called or f is module.main]
-    return module.with_funcs((*kernels, *kept))
+    remaining = [
+        main if f is module.main else f for f in module.funcs if f.name in called or f is module.main
+    ]
+    return module.with_funcs((*kernels, *remaining))
 
 
 def _call(kernel: Func, arguments: Sequence[Value], returned: Sequence[Value], old: Op) -> Op:

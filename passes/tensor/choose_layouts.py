@@ -59,7 +59,9 @@ def choose_layouts(
 
 
 def _on_cpu(func: Func, ctx: PassContext) -> bool:
-    """Whether the device is a CPU, whose vectors lie along channels, and the program has contractions."""
+    """Return whether the device is a CPU, whose vectors lie along channels, and the program has
+    contractions.
+    """
     products = any(op.name == "tensor.contract" for op in func.body.ops)
     return products and isinstance(ctx.hardware or load_hardware(ctx.target), CpuHardware)
 

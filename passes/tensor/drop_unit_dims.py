@@ -24,7 +24,7 @@ def drop_unit_dims(func: Func, ctx: PassContext) -> Func:
     rewrite:  %y = tensor.contract(...) : f32[1, 128, 768]; %z = tensor.map(%y, reads = [[0, i, j]]) {yield}
         -->   %y = tensor.contract(...) : f32[128, 768], and readers of %z read %y
 
-    Reshapes between shapes that differ in unit dimensions alone (unsqueeze, squeeze, a batch of one) become
+    Reshapes between shapes that differ only in unit dimensions (unsqueeze, squeeze, a batch of one) become
     copies of nothing and go, so that they do not stand between a product and its epilogue. Parameters,
     constants and results of the network keep their shapes.
     """
@@ -39,47 +39,49 @@ def drop_unit_dims(func: Func, ctx: PassContext) -> Func:
 
 def _droppable(func: Func) -> dict[Value, frozenset[int]]:
     """Per value the unit dimensions that every op reads at 0, some dimension being left."""
-    found: dict[Value, set[int]] = {}
+    units_of: dict[Value, set[int]] = {}
     for op in func.body.ops:
         for v in op.operands if op.name not in SHAPED else ():
-            found.pop(v, None)
+            units_of.pop(v, None)
         if op.name not in SHAPED:
             continue
         ranges = ranges_of(op)
         for v, at in zip(op.operands, reads(op), strict=True):
-            if v in found:
-                found[v] &= {i for i, e in enumerate(at) if simplify(e, ranges) == 0}
+            if v in units_of:
+                units_of[v] &= {i for i, e in enumerate(at) if simplify(e, ranges) == 0}
         units = [i for i, n in enumerate(dims(op, "par").values()) if n == 1]
         for r in op.results:
-            found[r] = set(units[1:] if len(units) == r.tensor.rank else units)
+            units_of[r] = set(units[1:] if len(units) == r.tensor.rank else units)
     for op in func.body.ops:  # the results of one op share its domain
         if len(op.results) > 1 and op.name in SHAPED:
-            shared = set.intersection(*(found.get(r, set()) for r in op.results))
-            found.update(dict.fromkeys(op.results, shared))
-    _keep_what_results_keep(func, found)
-    return {v: frozenset(gone) for v, gone in found.items() if gone}
+            shared = set.intersection(*(units_of.get(r, set()) for r in op.results))
+            units_of.update(dict.fromkeys(op.results, shared))
+    _keep_what_results_keep(func, units_of)
+    return {v: frozenset(gone) for v, gone in units_of.items() if gone}
 
 
-def _keep_what_results_keep(func: Func, found: dict[Value, set[int]]) -> None:
-    """Leave `found` such that a map has the dimensions of what it reads element by element: they may fuse."""
+def _keep_what_results_keep(func: Func, units_of: dict[Value, set[int]]) -> None:
+    """Leave `units_of` such that a map has the dimensions of what it reads element by element: they may
+    fuse.
+    """
     for v in func.body.ops[-1].operands:
-        found.pop(v, None)
+        units_of.pop(v, None)
     pairs = [
         (op.results[0], v)
         for op in func.body.ops
         if op.name == "tensor.map"
         for i, v in enumerate(op.operands)
-        if v in found and identity_read(op, i)
+        if v in units_of and identity_read(op, i)
     ]
     changed = True
     while changed:
         changed = False
         for made, read in (*pairs, *reversed(pairs)):
-            shared = found.get(made, set()) & found[read]
-            changed = changed or shared != found[read] or shared != found.get(made, set())
-            found[read] = shared
-            if made in found:
-                found[made] = shared
+            shared = units_of.get(made, set()) & units_of[read]
+            changed = changed or shared != units_of[read] or shared != units_of.get(made, set())
+            units_of[read] = shared
+            if made in units_of:
+                units_of[made] = shared
 
 
 def _without(t: TensorType, gone: frozenset[int]) -> TensorType:
@@ -98,8 +100,8 @@ def _rewrite(op: Op, dropped: Mapping[Value, frozenset[int]], fresh: Mapping[Val
         tuple(substitute(e, env) for i, e in enumerate(at) if i not in dropped.get(v, ()))
         for v, at in zip(op.operands, reads(op), strict=True)
     )
-    kept = tuple(item for i, item in enumerate(par) if i not in gone)
-    new = op.with_attrs(par=Pairs(kept), reads=places)
+    items = tuple(item for i, item in enumerate(par) if i not in gone)
+    new = op.with_attrs(par=Pairs(items), reads=places)
     new = with_indices(new, lambda e: substitute(e, env))
     operands = tuple(fresh.get(v, v) for v in new.operands)
     return replace(new, operands=operands, results=tuple(fresh.get(r, r) for r in new.results))

@@ -66,7 +66,7 @@ class _Image:
 
 
 def _image(op: Op) -> _Image | None:
-    """What a two-dimensional convolution with few channels reads; None for anything else."""
+    """The image that a two-dimensional convolution with few channels reads; None for any other op."""
     at, weights = reads(op)[0], reads(op)[1]
     par, red, size = dims(op, "par"), dims(op, "red"), itemsize(op.operands[0].tensor.dtype)
     if len(op.operands) != 2 or len(at) != 4 or len(weights) != 4 or len(red) != 3:
@@ -95,9 +95,9 @@ def _folded(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
     weights = _weights_of(b, op, image, taps)
     first, second = reads(op)[:2]
     column = Sym(image.x) * (image.step * image.width) + Sym(taps)
-    kept = {d: n for d, n in dims(op, "red").items() if d not in (image.channel, image.s)}
+    red = {d: n for d, n in dims(op, "red").items() if d not in (image.channel, image.s)}
     new = op.with_attrs(
-        red=Pairs.of({**kept, taps: image.length}),
+        red=Pairs.of({**red, taps: image.length}),
         reads=(
             (first[0], first[2], column),
             (*(e for e in second if str(e) not in (image.channel, image.s)), Sym(taps)),
@@ -122,7 +122,7 @@ def _rows_of(b: Builder, op: Op, image: _Image, maker: Op | None) -> Value:
 
 
 def _casts(op: Op) -> bool:
-    """Whether a map does nothing but change the dtype of every element."""
+    """Return whether a map does nothing but change the dtype of every element."""
     if op.name != "tensor.map" or len(op.operands) != 1 or op.body is None or not identity_read(op, 0):
         return False
     return [o.name for o in op.body.ops] == ["scalar.cast", "scalar.yield"]

@@ -38,14 +38,14 @@ def fold_constant_tensors(
     for op in reversed(list(known)):
         if is_copy(op) and blows_up(op) and _is_needed(op, known, module.main):
             del known[op]
-    wanted = [op for op in known if op.name in STRUCTURED and _is_needed(op, known, module.main)]
-    if not wanted:
+    folded = [op for op in known if op.name in STRUCTURED and _is_needed(op, known, module.main)]
+    if not folded:
         return module
     pool = ConstantPool(module.constants)
-    results = [(op, r) for op in wanted for r in op.results]
+    results = [(op, r) for op in folded for r in op.results]
     # A copy that stays may still be read by ops that become constants.
     arrays = _evaluated(module, computable, [r for _, r in results])
-    new: dict[Op, list[Op]] = {op: [] for op in wanted}
+    new: dict[Op, list[Op]] = {op: [] for op in folded}
     for (op, value), array in zip(results, arrays, strict=True):
         name = pool.add(_name(op, computable), array.astype(storage_dtype(value.tensor.dtype)))
         attrs = (("name", name),)
@@ -60,19 +60,19 @@ def fold_constant_tensors(
 def _known(module: Module, max_elements: int) -> dict[Op, None]:
     """Ops whose results depend on constants with data alone, in program order."""
     values: set[Value] = set()
-    found: dict[Op, None] = {}
+    computable: dict[Op, None] = {}
     for op in module.main.body.ops:
         constant = op.name == "tensor.constant" and str(op["name"]) in module.constants
         computed = op.name in STRUCTURED and all(v in values for v in op.operands)
         limit = max_elements if op.operands else MAX_TABLE_ELEMENTS
         if constant or (computed and sum(r.tensor.size for r in op.results) <= limit):
-            found[op] = None
+            computable[op] = None
             values.update(op.results)
-    return found
+    return computable
 
 
 def _is_needed(op: Op, known: dict[Op, None], main: Func) -> bool:
-    """True where an op that stays reads a result."""
+    """Return True where an op that stays reads a result."""
     return any(set(other.operands) & set(op.results) for other in main.body.ops if other not in known)
 
 

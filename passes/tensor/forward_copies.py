@@ -37,13 +37,13 @@ def forward_copies(func: Func, ctx: PassContext) -> Func:
 
 
 def _forward(op: Op, copies: dict[Value, Op]) -> Op:
-    operands, indices, given = list(op.operands), [tuple(r) for r in reads(op)], list(fills(op))
+    operands, indices, values_outside = list(op.operands), [tuple(r) for r in reads(op)], list(fills(op))
     for i, value in enumerate(op.operands):
         if value not in copies:
             continue
         copy = copies[value]
         (outside,) = fills(copy)
-        if given[i] is not None and (
+        if values_outside[i] is not None and (
             outside is not None or not _same_bounds(copy, indices[i], ranges_of(op))
         ):
             continue
@@ -54,18 +54,18 @@ def _forward(op: Op, copies: dict[Value, Op]) -> Op:
         if op.name != "tensor.map" and not all(map(_affine, at)):
             continue
         operands[i], indices[i] = copy.operands[0], at
-        given[i] = outside if given[i] is None else given[i]
+        values_outside[i] = outside if values_outside[i] is None else values_outside[i]
     changed = op.with_operands(tuple(operands))
     if changed is op:
         return op
     attrs: dict[str, Attr] = {"reads": tuple(indices)}
-    if any(fill is not None for fill in given):
-        attrs["fill"] = tuple(given)
+    if any(fill is not None for fill in values_outside):
+        attrs["fill"] = tuple(values_outside)
     return replace(changed.with_attrs(**attrs), results=op.results)
 
 
 def _same_bounds(copy: Op, at: Sequence[Expr], ranges: Ranges) -> bool:
-    """Whether reads at index `at` leave the copy exactly where they leave its source.
+    """Return whether reads at index `at` leave the copy exactly where they leave its source.
 
     True where dimensions that they leave are dimensions of the source in full, as those of an image are whose
     channels are sliced.

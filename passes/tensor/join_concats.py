@@ -161,23 +161,29 @@ class _Joiner:
         return v
 
     def _computed(self, v: Value) -> bool:
-        """Whether a kernel can write `v` where a join wants it, once more if it has another place already."""
+        """Return whether a kernel can write `v` where a join wants it, once more if it has another place
+        already.
+        """
         owner = self._owner(v)
         op = self.producers.get(owner)
         placeable = op is not None and (op.name in STRUCTURED or op.name in ("tensor.gather", "tensor.join"))
         return placeable and (self._free(owner) or self._repeatable(v))
 
     def _received(self, v: Value) -> bool:
-        """Whether it comes from another rank: one of the small pieces around a large one of its own."""
+        """Return whether it comes from another rank: one of the small pieces around a large one of its
+        own.
+        """
         op = self.producers.get(v)
         return op is not None and op.name == COMMUNICATE
 
     def _free(self, owner: Value) -> bool:
-        """Whether the memory of a value may lie anywhere: it is no result of the network and no piece yet."""
+        """Return whether the memory of a value may lie anywhere: it is no result of the network and no piece
+        yet.
+        """
         return owner not in self.returned and owner not in self.pieces
 
     def _repeatable(self, v: Value) -> bool:
-        """Whether the kernel that makes `v` can write it a second time."""
+        """Return whether the kernel that makes `v` can write it a second time."""
         op = self.producers.get(v)
         return op is not None and op.name in STRUCTURED and not is_view(op)
 
@@ -218,7 +224,7 @@ class _Joiner:
         return [*b.ops, *maps, self._recorded(new)]
 
     def _part(self, b: Builder, op: Op, v: Value, piece: Value, at: tuple[int, ...]) -> Value | None:
-        """What a map of a join reads of the constant `v` for one piece; None for anything else.
+        """The part of the constant `v` that a map of a join reads for one piece; None for other values.
 
         A constant of its own lets kernels of several pieces be one kernel.
         """

@@ -44,14 +44,14 @@ def merge_dims(func: Func, ctx: PassContext) -> Func:
 
 @dataclass(frozen=True)
 class _Tied:
-    """Where ops and values hold dimensions that run together: `count` from this position on."""
+    """Positions at which ops and values hold dimensions that merge: `count` of them from there on."""
 
     count: int
     ops: dict[Op, int] = field(default_factory=dict)
     values: dict[Value, int] = field(default_factory=dict)
 
     def names(self, op: Op) -> tuple[str, ...]:
-        """What the op calls them; nothing where it has none of them."""
+        """The names that the op has for them; none where it has none of them."""
         if op not in self.ops:
             return ()
         return tuple(dims(op, "par"))[self.ops[op] : self.ops[op] + self.count]
@@ -125,7 +125,7 @@ def _drop_unit(func: Func) -> Func | None:
 
 
 def _droppable(ops: Sequence[Op], tied: _Tied) -> bool:
-    """Whether all of them have one index, at which they are read, and are not all their ops have."""
+    """Return whether all of them have one index, at which they are read, and are not all their ops have."""
     if any(v.tensor.rank == 1 or v.tensor.shape[i] != 1 for v, i in tied.values.items()):
         return False
     return all(
@@ -147,7 +147,7 @@ def _merge_pair(func: Func) -> Func | None:
 
 
 def _mergeable(op: Op, tied: _Tied) -> bool:
-    """Whether the op uses the pair only as a whole, and what it reads holds the pair as one run."""
+    """Return whether the op uses the pair only as a whole, and what it reads holds the pair as one run."""
     if op not in tied.ops:
         return not any(v in tied.values for v in op.operands)
     first, second = tied.names(op)
@@ -206,7 +206,7 @@ def _dense(t: TensorType, shape: tuple[int, ...]) -> TensorType:
 
 
 def _is_one_run(t: TensorType, i: int) -> bool:
-    """Whether dimensions i and i + 1 are one dimension in memory too."""
+    """Return whether dimensions i and i + 1 are one dimension in memory too."""
     return t.strides[i] == t.strides[i + 1] * t.shape[i + 1]
 
 

@@ -38,16 +38,16 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
     for op in main.body.ops:
         calls_of.setdefault(op.get("callee"), []).append(op)
     for name, kernel in list(funcs.items()):
-        found = _packing(kernel)
+        packing = _packing(kernel)
         calls = calls_of.get(Ref(name), [])
-        if found is None or not calls:
+        if packing is None or not calls:
             continue
-        weights = [op.operands[found.position] for op in calls]
+        weights = [op.operands[packing.position] for op in calls]
         if any(w not in constants or str(constants[w]["name"]) not in module.constants for w in weights):
             continue
-        funcs[name] = _permute(kernel, found)
+        funcs[name] = _permute(kernel, packing)
         for w in weights:
-            _constant(module, kernel.params[found.position], constants[w], found, packed, fresh)
+            _constant(module, kernel.params[packing.position], constants[w], packing, packed, fresh)
     if not fresh:
         return module
     packings = {f.name: _packing(f) for f in module.funcs if funcs[f.name] is not f}
@@ -65,7 +65,7 @@ class _Packing:
 
 
 def _packing(kernel: Func) -> _Packing | None:
-    """How the weights of a kernel are packed; None where they stay as they are."""
+    """The order in which the weights of a kernel are packed; None where they stay as they are."""
     template = template_of(kernel)
     if template is None or template.weight_order is None:
         return None
@@ -124,11 +124,11 @@ def _redirect(
 ) -> Func:
     def edit(op: Op) -> Op:
         ref = op.get("callee")
-        found = packings.get(ref.name) if isinstance(ref, Ref) else None
-        if found is None:
+        packing = packings.get(ref.name) if isinstance(ref, Ref) else None
+        if packing is None:
             return op
         operands = list(op.operands)
-        operands[found.position] = fresh[(operands[found.position], found.order)].result
+        operands[packing.position] = fresh[(operands[packing.position], packing.order)].result
         return op.with_operands(tuple(operands))
 
     return main.with_body(main.body.with_ops((*fresh.values(), *map(edit, main.body.ops))))

@@ -47,7 +47,9 @@ def place_concats(module: Module, ctx: PassContext) -> Module:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a value lies: the array that holds it, elements before its first one, steps of its dimensions."""
+    """The place of a value: the array that holds it, elements before its first one, steps of its
+    dimensions.
+    """
 
     root: Value
     start: int
@@ -155,9 +157,9 @@ class _Placer:
             env.update(zip(op.results, results, strict=True))
             b.append(replace(op, operands=tuple(operands), results=results))
         main = replace(self.main, body=b.block(self.main.params))
-        kept = [self.kernels[f.name] for f in self.module.funcs if f is not self.main]
-        added = [f for name, f in self.kernels.items() if all(name != k.name for k in kept)]
-        return self.module.with_funcs((*kept, *added, main))
+        kernels = [self.kernels[f.name] for f in self.module.funcs if f is not self.main]
+        added = [f for name, f in self.kernels.items() if all(name != k.name for k in kernels)]
+        return self.module.with_funcs((*kernels, *added, main))
 
     def _typed(self, v: Value) -> Value:
         place = self.places.get(v)

@@ -34,7 +34,8 @@ def prefetch_weights(module: Module, ctx: PassContext, *, share: float = RESIDEN
 
 
 def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT_SHARE) -> bool:
-    """Whether the constants of a network exceed this share of a GPU's L2, so that each run brings them anew.
+    """Return whether the constants of a network exceed this share of a GPU's L2, so that each run brings them
+    anew.
 
     module: graph or tensor level.
     """

@@ -31,11 +31,11 @@ def share_kernels(module: Module, ctx: PassContext) -> Module:
             return op
         return op.with_attrs(callee=Ref(stands_for[ref.name]))
 
-    kept = [f for f in module.funcs if stands_for.get(f.name, f.name) == f.name]
+    different = [f for f in module.funcs if stands_for.get(f.name, f.name) == f.name]
     return module.with_funcs(
         tuple(
             f.with_body(f.body.with_ops(tuple(map(redirect, f.body.ops)))) if f.name == "main" else f
-            for f in kept
+            for f in different
         )
     )
 

@@ -72,7 +72,7 @@ class _Scatter:
         self.line = unused("w", self.payload)
 
     def sortable(self) -> bool:
-        """True where all slices share their indices and the order of combining does not matter."""
+        """Return True where all slices share their indices and the order of combining does not matter."""
         wide = {p for p, n in self.payload.items() if n > 1}
         shared = not any(wide & set(symbols(e)) for read in reads(self.op)[1:] for e in read)
         known = self.combiner is not None or self._overwrites()
@@ -94,7 +94,7 @@ class _Scatter:
         return not any(self.op.body.params[0] in o.operands or o.name == "scalar.index" for o in ops)
 
     def sorted(self) -> Value:
-        """What replaces the scatter's result."""
+        """Return the value that replaces the scatter's result."""
         keys = self._keys()
         order = first_places(self.b, keys, Order(0, ascending=True), self.count)
         keys = gathered(self.b, keys, order, 0)
@@ -105,14 +105,14 @@ class _Scatter:
 
     def _places(self, at: Expr) -> dict[str, Expr]:
         """Indices of the walked dimensions at place `at` of their row-major order; slices are at 0."""
-        found: dict[str, Expr] = dict.fromkeys(self.payload, 0)
+        places: dict[str, Expr] = dict.fromkeys(self.payload, 0)
         step = 1
         for k, (name, extent) in enumerate(reversed(self.walked.items())):
             outermost = k == len(self.walked) - 1
             e = at // step
-            found[name] = e if outermost else e % extent
+            places[name] = e if outermost else e % extent
             step *= extent
-        return found
+        return places
 
     def _keys(self) -> Value:
         """The row-major place of every update's target; one behind all where it is out of bounds."""

@@ -89,11 +89,11 @@ def _split_domain(func: Func, anchor: Op, dim: str, size: int) -> Func | None:
             domains.update(dict.fromkeys(op.results, split))
     if set(split.names) & {d for op in func.body.ops[:-1] for d in (*dims(op, "par"), *dims(op, "red"))}:
         return None
-    found = _rebuilt(func, domains)
-    while found is not None:
-        func = found
+    rebuilt = _rebuilt(func, domains)
+    while rebuilt is not None:
+        func = rebuilt
         attempts = (_rebuilt(func, s) for s in _operand_splits(func, split.names[0]))
-        found = next((f for f in attempts if f is not None), None)
+        rebuilt = next((f for f in attempts if f is not None), None)
     return func if split.names[0] in dims(_contraction(func), "par") else None
 
 

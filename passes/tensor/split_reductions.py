@@ -125,8 +125,8 @@ def _seconds(signature: _Signature, parts: int, hardware: Hardware, estimator: E
 
 def _product(types: tuple[Type, ...], attrs: tuple[tuple[str, Attr], ...], result: Type) -> Op:
     """A product of that signature, in the layout that it will have."""
-    given = tuple(Value(t, "x") for t in types)
-    op = Op("tensor.contract", given, attrs, (Value(result),), _fma(given[0], Value(result)))
+    factors = tuple(Value(t, "x") for t in types)
+    op = Op("tensor.contract", factors, attrs, (Value(result),), _fma(factors[0], Value(result)))
     return innermost_channels(op)
 
 

@@ -74,7 +74,8 @@ class _Split:
 
 @dataclass(frozen=True)
 class _Span:
-    """What is stored of one axis of a factor: `count` indices from `first` on, `step` apart."""
+    """The part of one axis of a factor that is stored: every `step`-th of indices from `first` on, `count`
+    of them."""
 
     first: int
     count: int
@@ -110,27 +111,27 @@ def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Spli
     ops = [product if op.name == "tensor.contract" else op for op in kernel.body.ops]
     ops = _needed(ops)
     used = {v for op in ops for v in op.operands}
-    kept = tuple(i for i, p in enumerate(kernel.params) if p in used)
-    params = (*(kernel.params[i] for i in kept), *factors)
+    positions = tuple(i for i, p in enumerate(kernel.params) if p in used)
+    params = (*(kernel.params[i] for i in positions), *factors)
     reader = replace(kernel, body=Block(params, tuple(ops)))
-    return _Split(tuple(makers), tuple(arguments), reader, kept)
+    return _Split(tuple(makers), tuple(arguments), reader, positions)
 
 
 def _made_before(kernel: Func, factor: Value) -> list[Op] | None:
     """The ops that compute a factor, in their order; None where they are not computed point by point."""
-    wanted = {factor}
-    found: list[Op] = []
+    values = {factor}
+    ops: list[Op] = []
     for op in reversed(kernel.body.ops):
-        if wanted & set(op.results):
+        if values & set(op.results):
             if op.name not in POINTWISE:
                 return None
-            found.append(op)
-            wanted |= set(op.operands)
-    return found[::-1]
+            ops.append(op)
+            values |= set(op.operands)
+    return ops[::-1]
 
 
 def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Span, ...]]:
-    """Where the product reads its factor when that is stored as it is read, and what is stored of each axis.
+    """The index at which the product reads its factor once that is stored as it is read, and the stored axes.
 
     None where it reads a factor without padding and in steps of one: what is stored is the factor as it is.
     """
@@ -155,7 +156,9 @@ def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Spa
 
 
 def _worth(product: Op, index: int, hardware: CpuHardware) -> bool:
-    """Whether making the factor for all tiles keeps a core busy for longer than a launch and moving it."""
+    """Return whether making the factor for all tiles keeps a core busy for longer than a launch and moving
+    it.
+    """
     roles, sizes = contract_roles(product), domain(product)
     across = roles.columns if index == 0 else [d for d in dims(product, "par") if d not in roles.columns]
     others = 1
@@ -205,20 +208,20 @@ def _reading(product: Op, index: int, factor: Value, at: tuple[Expr, ...] | None
     operands[index] = factor
     if at is None:
         return product.with_operands(tuple(operands))
-    places, given = list(reads(product)), list(fills(product))
-    places[index], given[index] = at, None
-    return product.with_attrs(reads=tuple(places), fill=tuple(given)).with_operands(tuple(operands))
+    places, values_outside = list(reads(product)), list(fills(product))
+    places[index], values_outside[index] = at, None
+    return product.with_attrs(reads=tuple(places), fill=tuple(values_outside)).with_operands(tuple(operands))
 
 
 def _needed(ops: list[Op]) -> list[Op]:
     """The ops that the last one depends on."""
-    wanted = set(ops[-1].operands)
-    kept = [ops[-1]]
+    values = set(ops[-1].operands)
+    needed = [ops[-1]]
     for op in reversed(ops[:-1]):
-        if wanted & set(op.results):
-            kept.append(op)
-            wanted |= set(op.operands)
-    return kept[::-1]
+        if values & set(op.results):
+            needed.append(op)
+            values |= set(op.operands)
+    return needed[::-1]
 
 
 def _redirected(main: Func, splits: dict[str, _Split]) -> Func:
@@ -232,8 +235,8 @@ def _redirected(main: Func, splits: dict[str, _Split]) -> Func:
             continue
         factors: list[Value] = []
         for maker, position in zip(split.makers, split.arguments, strict=True):
-            given = [op.operands[i] for i in position]
+            arguments = [op.operands[i] for i in position]
             types = maker.result_types
-            factors += b.emit("tensor.call", given, {"callee": Ref(maker.name)}, types=types, loc=op.loc)
+            factors += b.emit("tensor.call", arguments, {"callee": Ref(maker.name)}, types=types, loc=op.loc)
         b.append(op.with_operands((*(op.operands[i] for i in split.kept), *factors)))
     return replace(main, body=b.block(main.params))

@@ -71,15 +71,15 @@ class ChainSearch:
                 yield from self._ending_in(op)
 
     def _free(self, call: Op) -> bool:
-        """Whether the call may become part of a chain."""
+        """Return whether the call may become part of a chain."""
         return callee_of(call) in self.kernels and [name for name, _ in call.attrs] == ["callee"]
 
     def _ops_above(self, last: Op) -> Counter[str]:
         """Names of the ops in all kernels that a chain which ends in this call could have."""
         calls, fresh = {id(last): last}, [last]
         while fresh:
-            found = [self.producer.get(v) for v in fresh.pop().operands]
-            more = [p for p in found if p is not None and id(p) not in calls and self._free(p)]
+            producers = [self.producer.get(v) for v in fresh.pop().operands]
+            more = [p for p in producers if p is not None and id(p) not in calls and self._free(p)]
             calls.update((id(p), p) for p in more)
             fresh += more
         return Counter(op.name for c in calls.values() for op in self.kernels[callee_of(c)].body.ops)
@@ -92,19 +92,19 @@ class ChainSearch:
             if producer is None:
                 return
             grown = sorted([*calls, producer], key=lambda op: self.position[id(op)])
-            found, unfinished = self._candidate(grown)
-            if found is None and len(calls) > 1 and not unfinished:
+            candidate, unfinished = self._candidate(grown)
+            if candidate is None and len(calls) > 1 and not unfinished:
                 refused.add(id(producer))
                 continue
             calls = grown
-            if found is not None:
-                yield found
-                if estimate_of(found.chosen) > HOPELESS * found.separate_s and not unfinished:
+            if candidate is not None:
+                yield candidate
+                if estimate_of(candidate.chosen) > HOPELESS * candidate.separate_s and not unfinished:
                     return
 
     def _latest(self, calls: Sequence[Op], refused: set[int]) -> Op | None:
         inside = set(map(id, calls))
-        found = [
+        producers = [
             p
             for op in calls
             for v in op.operands
@@ -113,7 +113,7 @@ class ChainSearch:
             and self._free(p)
             and all(id(x) in inside for r in p.results for x in self.readers[r])
         ]
-        return max(found, key=lambda op: self.position[id(op)], default=None)
+        return max(producers, key=lambda op: self.position[id(op)], default=None)
 
     def _array(self, v: Value) -> np.ndarray | None:
         """The data of a constant that the module holds."""

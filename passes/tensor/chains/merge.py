@@ -104,7 +104,7 @@ def _moved(op: Op, at: Sequence[Expr], seen: TensorType, stored: TensorType) -> 
 
 
 def reshapes_filled(calls: Sequence[Op], kernels: dict[str, Func]) -> bool:
-    """Whether a kernel reads, with a value for outside, a result that it sees in another shape."""
+    """Return whether a kernel reads, with a value for outside, a result that it sees in another shape."""
     made = {v for c in calls for v in c.results}
     for call in calls:
         kernel = kernels[callee_of(call)]

@@ -68,7 +68,7 @@ class KernelCosts:
         return outline(inside, anchor, outputs, "k", self.graph.resolve)[0]
 
     def _results(self, ops: int) -> int:
-        """What the kernel of a core stores: of a contraction its result, whoever reads it."""
+        """The ops whose results the kernel of a core stores: of a contraction its own, whoever reads it."""
         contraction = next((i for i in members(ops) if self.graph.ops[i].name == "tensor.contract"), None)
         return self.graph.stored(ops) if contraction is None else 1 << contraction
 
@@ -98,18 +98,20 @@ class KernelCosts:
         return estimate * (1 + hardware.fusion.prologue_share * prologue) + extra + boundary
 
     def _epilogue_s(self, ops: int, core: int) -> float:
-        """What the ops of a set beside its core add: traffic, instructions, results beyond the first."""
+        """Seconds that the ops of a set beside its core add: traffic, instructions, results beyond the
+        first.
+        """
         after = [self.graph.ops[i] for i in members(ops & ~core)]
         made = {r for i in members(ops) for r in self.graph.ops[i].results}
-        given = {v for op in after for v in op.operands if v not in made}
+        operands = {v for op in after for v in op.operands if v not in made}
         stored = [r for i in members(self.graph.stored(ops)) for r in self.graph.ops[i].results]
         hardware, fit = self.hardware, self.hardware.fusion
-        moved = sum(v.tensor.nbytes for v in given) + sum(v.tensor.nbytes for v in stored[1:])
+        moved = sum(v.tensor.nbytes for v in operands) + sum(v.tensor.nbytes for v in stored[1:])
         seconds = fit.exposed_share * moved / _bytes_per_s(hardware)
         points = prod(self.graph.shapes[anchor_of(self.graph, ops)])
         work = sum(map(recompute_cost, after))
-        work += sum(_read_instructions(v, points, hardware) for v in given)
-        work += fit.crowded_instructions * max(0, len(given) - fit.free_operands)
+        work += sum(_read_instructions(v, points, hardware) for v in operands)
+        work += fit.crowded_instructions * max(0, len(operands) - fit.free_operands)
         seconds += points * work / _rate(hardware, points)
         if isinstance(hardware, GpuHardware):
             large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]

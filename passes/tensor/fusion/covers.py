@@ -46,9 +46,9 @@ def cheapest_partition(graph: OpGraph, costs: Mapping[int, float], *, max_states
     costs: seconds of each set, every single op included. Not exact where a component has more states than
     `max_states`, or too many cheap partitions have cycles.
     """
-    kept = undominated(graph, costs)
-    parts = components(len(graph.ops), kept)
-    by_part = {p: [s for s in kept if s & p] for p in parts}
+    useful = undominated(graph, costs)
+    parts = components(len(graph.ops), useful)
+    by_part = {p: [s for s in useful if s & p] for p in parts}
     solved: dict[tuple[int, frozenset[int]], Cover] = {}
 
     def solve(forbidden: frozenset[int]) -> Cover:
@@ -89,7 +89,7 @@ def undominated(graph: OpGraph, costs: Mapping[int, float]) -> list[int]:
     A partition stays free of cycles when one of its sets is split so.
     """
     best: dict[int, float] = {}
-    kept: list[int] = []
+    useful: list[int] = []
     starting: dict[int, list[int]] = {}
     for s in sorted(costs, key=int.bit_count):
         low = s & -s
@@ -105,12 +105,12 @@ def undominated(graph: OpGraph, costs: Mapping[int, float]) -> list[int]:
         best[s] = least
         starting.setdefault(low, []).append(s)
         if not split:
-            kept.append(s)
-    return kept
+            useful.append(s)
+    return useful
 
 
 def _reads(graph: OpGraph, a: int, b: int) -> bool:
-    """Whether some op of `a` must run after one of `b`."""
+    """Return whether some op of `a` must run after one of `b`."""
     return any(graph.before[i] & b for i in members(a))
 
 
@@ -160,8 +160,8 @@ def cover(part: int, costs: Mapping[int, float], max_states: int = MAX_STATES) -
         if len(following) > max_states:
             exact = False
             # what is covered ahead has been paid for already
-            kept = nsmallest(max_states, following.items(), key=lambda x: (x[1][0], -x[0].bit_count()))
-            following = dict(kept)
+            cheapest = nsmallest(max_states, following.items(), key=lambda x: (x[1][0], -x[0].bit_count()))
+            following = dict(cheapest)
         chains = following
     total, chain = chains[0]
     sets: list[int] = []
@@ -203,7 +203,7 @@ def waiting(graph: OpGraph, sets: Iterable[int]) -> list[int]:
 
 
 def without_cycles(graph: OpGraph, best: Cover, costs: Mapping[int, float]) -> Cover:
-    """The partition with the sets of every cycle taken apart, which is the same one where there is none."""
+    """The partition with the sets of every cycle split into single ops; the same one where there is none."""
     sets = list(best.sets)
     if not waiting(graph, sets):
         return best
@@ -215,17 +215,17 @@ def without_cycles(graph: OpGraph, best: Cover, costs: Mapping[int, float]) -> C
 def algorithm1(graph: OpGraph, costs: Mapping[int, float], most: int = MAX_PARTITIONS) -> Cover:
     """The cheapest partition reached by merges that each help, among sets with `costs`.
 
-    Ops that no set joins are explored apart, which changes nothing. After `most` partitions of a component
-    the merge that gains most is followed, as whole networks need. `exact` says whether all were explored, not
-    whether the result is the cheapest partition.
+    Ops that no set joins are explored separately, which changes nothing. After `most` partitions of a
+    component the merge that gains most is followed, as whole networks need. `exact` says whether all were
+    explored, not whether the result is the cheapest partition.
     """
-    found: list[int] = []
+    sets_of_parts: list[int] = []
     complete = True
     for part in components(len(graph.ops), costs):
         sets, explored = _explore(graph, costs, part, most)
-        found += sets
+        sets_of_parts += sets
         complete = complete and explored
-    best = Cover(tuple(sorted(found)), sum(costs[s] for s in found), complete)
+    best = Cover(tuple(sorted(sets_of_parts)), sum(costs[s] for s in sets_of_parts), complete)
     return without_cycles(graph, best, costs)
 
 
@@ -273,7 +273,7 @@ def _descend(graph: OpGraph, costs: Mapping[int, float], sets: frozenset[int]) -
 
 
 def _tangled(graph: OpGraph, sets: Iterable[int]) -> bool:
-    """Whether kernels of several ops wait for each other in a cycle, through whatever else."""
+    """Return whether kernels of several ops wait for each other in a cycle, through whatever else."""
     left = {s: 0 for s in sets if s & (s - 1)}
     for s in left:
         for i in members(s):

@@ -139,7 +139,7 @@ class _Builder:
         return None
 
     def _starts_prologue(self, op: Op) -> bool:
-        """Whether this map is better computed where its result is read than where its operand is made.
+        """Return whether this map is better computed where its result is read than where its operand is made.
 
         The operand must be stored anyway, because something else reads it; the result is large, and read by
         one product alone, element by element, through maps that bring no other operands along. Then the
@@ -198,7 +198,7 @@ class _Builder:
             self._merge(g, host)
 
     def _read_only_by(self, op: Op, g: KernelGroup) -> bool:
-        """Whether what a group makes leaves it for this op alone."""
+        """Return whether what a group makes leaves it for this op alone."""
         outputs = [r for o in g.ops for r in o.results]
         outside = [x for r in outputs for x in self.readers.get(r, []) if x not in g.ops]
         return all(x is op for x in outside) and not self.returned & set(outputs)
@@ -265,12 +265,12 @@ def _fits_rows(op: Op, g: KernelGroup) -> bool:
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
     """The ops (by id) that read each buffer, named by the value that fills it; views read nothing."""
-    found: dict[Value, set[int]] = {}
+    read_by: dict[Value, set[int]] = {}
     for op in func.body.ops:
         if not (len(op.results) == 1 and op.results[0] in part.views):
             for v in op.operands:
-                found.setdefault(part.resolve(v), set()).add(id(op))
-    return found
+                read_by.setdefault(part.resolve(v), set()).add(id(op))
+    return read_by
 
 
 def used_outside(g: KernelGroup, read_by: dict[Value, set[int]]) -> list[Value]:

@@ -89,10 +89,10 @@ class OpGraph:
     @cached_property
     def preds(self) -> list[int]:
         """Per op the ops whose results it reads, through views too, and of a communication the one before."""
-        found = [sum(1 << s for s in {e.source for e in edges}) for edges in self.edges]
+        sources = [sum(1 << s for s in {e.source for e in edges}) for edges in self.edges]
         for earlier, later in pairwise(i for i, op in enumerate(self.ops) if op.name == COMMUNICATE):
-            found[later] |= 1 << earlier
-        return found
+            sources[later] |= 1 << earlier
+        return sources
 
     @cached_property
     def succs(self) -> list[int]:
@@ -108,10 +108,10 @@ class OpGraph:
         """Per op all ops that must run earlier."""
         out: list[int] = []
         for preds in self.preds:
-            known = preds
+            earlier = preds
             for s in members(preds):
-                known |= out[s]
-            out.append(known)
+                earlier |= out[s]
+            out.append(earlier)
         return out
 
     @cached_property
@@ -130,7 +130,7 @@ class OpGraph:
         return [tuple(dims(op, "par").values()) for op in self.ops]
 
     def convex(self, ops: int) -> bool:
-        """Whether no path leaves the set and comes back: then it can be one kernel."""
+        """Return whether no path leaves the set and comes back: then it can be one kernel."""
         before = after = 0
         for i in members(ops):
             before |= self.before[i]
@@ -138,7 +138,7 @@ class OpGraph:
         return not before & after & ~ops
 
     def connected(self, ops: int) -> bool:
-        """Whether the set hangs together by reads between its ops."""
+        """Return whether the set hangs together by reads between its ops."""
         reached = ops & -ops
         todo = reached
         while todo:

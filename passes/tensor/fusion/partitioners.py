@@ -46,15 +46,17 @@ def partition_by(func: Func, name: str, ctx: PassContext, *, prologues: bool = T
 
 
 def price(func: Func, ctx: PassContext) -> Priced:
-    """All sets of ops of a flat tensor function that can be one kernel, and their cost on `ctx`'s device."""
+    """Return all sets of ops of a flat tensor function that can be one kernel, and their cost on the
+    device.
+    """
     graph = OpGraph(func)
     hardware = ctx.hardware or load_hardware(ctx.target)
     costs = KernelCosts(graph, hardware, ctx)
-    found = candidates(graph)
+    possible = candidates(graph)
     by_rules = sets_of(graph, partition(func))
-    seconds = {s: costs.seconds(s) for s in dict.fromkeys((*found.sets, *by_rules))}
-    kept = {s: t for s, t in seconds.items() if t < inf}
-    return Priced(graph, kept, found.complete, by_rules)
+    seconds = {s: costs.seconds(s) for s in dict.fromkeys((*possible.sets, *by_rules))}
+    finite = {s: t for s, t in seconds.items() if t < inf}
+    return Priced(graph, finite, possible.complete, by_rules)
 
 
 def choose(priced: Priced, name: str) -> Cover:

@@ -31,10 +31,10 @@ def channels_last_orders(func: Func) -> dict[Value, Order]:
     for op in func.body.ops:
         if op.name not in STRUCTURED:
             continue
-        found = _channels(op, channels)
-        channels.update(dict.fromkeys(op.results, found))
+        own_channels = _channels(op, channels)
+        channels.update(dict.fromkeys(op.results, own_channels))
         shape = op.results[0].tensor.shape
-        order = tuple(sorted(range(len(shape)), key=lambda axis: axis in found))
+        order = tuple(sorted(range(len(shape)), key=lambda axis: axis in own_channels))
         if not fixed & set(op.results) and _moves(order, shape):
             orders.update(dict.fromkeys(op.results, order))
     return orders
@@ -57,7 +57,7 @@ def _channels(op: Op, known: Mapping[Value, frozenset[int]]) -> frozenset[int]:
 
 
 def _moves(order: Order, shape: Sequence[int]) -> bool:
-    """Whether elements lie elsewhere in the new order; dimensions of one index may stand anywhere."""
+    """Return whether elements lie elsewhere in the new order; dimensions of one index may stand anywhere."""
     wide = [axis for axis in order if shape[axis] > 1]
     return wide != sorted(wide)
 
@@ -68,7 +68,9 @@ def reordered(items: Sequence[Expr], order: Order | None) -> tuple[Expr, ...]:
 
 
 def stays_view(op: Op, source: Order | None, target: Order | None) -> bool:
-    """Whether a copy from a value in the order `source` to one in the order `target` moves no element."""
+    """Return whether a copy from a value in the order `source` to one in the order `target` moves no
+    element.
+    """
     shape = reordered(op.operands[0].tensor.shape, source)
     par = dims(op, "par")
     names = reordered([Sym(d) for d in par], target)

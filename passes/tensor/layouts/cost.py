@@ -1,4 +1,4 @@
-"""What the orders of values cost each op that reads or makes them, in seconds, for the choice of layouts."""
+"""Seconds that the orders of values cost each op that reads or makes them, for the choice of layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MATRIX_DTYPES = frozenset({"f16", "bf16"})
 
 
 def on_tensor_cores(op: Op) -> bool:
-    """Whether this op is a contraction whose factors tensor cores take: 16-bit, or float32 as TF32."""
+    """Return whether this op is a contraction whose factors tensor cores take: 16-bit, or float32 as TF32."""
     if op.name != "tensor.contract":
         return False
     kinds = {v.tensor.dtype for v in op.operands}
@@ -33,7 +33,7 @@ def on_tensor_cores(op: Op) -> bool:
 
 
 def has_matrix_units(func: Func, ctx: PassContext) -> bool:
-    """Whether the device has tensor cores that some contraction of the program may use."""
+    """Return whether the device has tensor cores that some contraction of the program may use."""
     arch = re.search(r":sm_(\d+)", ctx.target)
     new_enough = arch is not None and int(arch.group(1)) >= FIRST_MATRIX_ARCH
     return new_enough and any(map(on_tensor_cores, func.body.ops))
@@ -47,7 +47,9 @@ class LayoutCosts:
     hardware: Hardware
 
     def energy(self, func: Func) -> Energy[Value]:
-        """All costs of the program that depend on the orders; values of one op count as its first result."""
+        """Return all costs of the program that depend on the orders; values of one op count as its first
+        result.
+        """
         energy: Energy[Value] = Energy()
         leaders = {r: op.results[0] for op in func.body.ops if op.results for r in op.results}
         for v in self.orders:
@@ -87,7 +89,7 @@ class LayoutCosts:
 
     # -- single terms ----------------------------------------------------------------------------------------
     def result_s(self, op: Op, order: Order | None) -> float:
-        """What the order of an op's result costs by itself."""
+        """Seconds that the order of an op's result costs by itself."""
         par = dims(op, "par")
         inner = _innermost(reordered_names(op, order), par)
         traffic = self._moved_s(sum(r.tensor.nbytes for r in op.results))
@@ -103,7 +105,7 @@ class LayoutCosts:
         return 0.0
 
     def operand_s(self, op: Op, i: int, source: Order | None, target: Order | None) -> float:
-        """What it costs that an op reads operand `i` in one order and makes its result in another one."""
+        """Seconds it costs that an op reads operand `i` in one order and makes its result in another one."""
         v = op.operands[i]
         at = reordered(reads(op)[i], source)
         extents = reordered(v.tensor.shape, source)
@@ -121,13 +123,13 @@ class LayoutCosts:
         inner = _innermost(reordered_names(op, target), dims(op, "par"))
         if inner in set(symbols(last)) or inner not in _named(at):
             return 0.0
-        apart = (self.hardware.layout.scattered_sectors - 1) * self._moved_s(v.tensor.nbytes)
+        scattered = (self.hardware.layout.scattered_sectors - 1) * self._moved_s(v.tensor.nbytes)
         stored = (
             2 * self._moved_s(v.tensor.nbytes) + self.hardware.stream.boundary_s
             if identity_read(op, i)
             else 0.0
         )
-        return apart + stored
+        return scattered + stored
 
     def _factor_s(self, op: Op, i: int, last: Expr) -> float:
         """A contraction with one factor contiguous along `last`."""

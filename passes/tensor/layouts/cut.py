@@ -23,22 +23,22 @@ FEW_EDGES = 2000
 class Energy(Generic[K]):
     """Costs in seconds: per value and label, and per pair of values and pair of labels (0 or 1)."""
 
-    alone: dict[K, list[float]] = field(default_factory=dict)
+    single: dict[K, list[float]] = field(default_factory=dict)
     pairs: dict[tuple[K, K], list[float]] = field(default_factory=dict)
 
     def add(self, v: K, label: int, seconds: float) -> None:
         """Charge `seconds` where `v` has this label."""
-        self.alone.setdefault(v, [0.0, 0.0])[label] += seconds
+        self.single.setdefault(v, [0.0, 0.0])[label] += seconds
 
     def add_pair(self, u: K, v: K, labels: tuple[int, int], seconds: float) -> None:
         """Charge `seconds` where `u` and `v` have these labels."""
         for x in (u, v):
-            self.alone.setdefault(x, [0.0, 0.0])
+            self.single.setdefault(x, [0.0, 0.0])
         self.pairs.setdefault((u, v), [0.0] * 4)[2 * labels[0] + labels[1]] += seconds
 
     def of(self, ones: set[K]) -> float:
         """The total cost where exactly these values have label 1."""
-        total = sum(costs[v in ones] for v, costs in self.alone.items())
+        total = sum(costs[v in ones] for v, costs in self.single.items())
         return total + sum(t[2 * (u in ones) + (v in ones)] for (u, v), t in self.pairs.items())
 
 
@@ -48,9 +48,9 @@ def least_cost(energy: Energy[K]) -> set[K]:
     Exact where no pair costs more with equal labels than with different ones; else that pair's excess does
     not count.
     """
-    names = list(energy.alone)
+    names = list(energy.single)
     number = {v: i for i, v in enumerate(names)}
-    gain = {v: one - zero for v, (zero, one) in energy.alone.items()}  # what label 1 costs more
+    gain = {v: one - zero for v, (zero, one) in energy.single.items()}  # what label 1 costs more
     edges: dict[tuple[int, int], float] = {}
     for (u, v), (a, b, c, d) in energy.pairs.items():
         # a + (c - a) u + (d - c) v + (b + c - a - d) (1 - u) v

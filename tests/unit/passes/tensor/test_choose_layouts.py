@@ -191,7 +191,7 @@ def test_the_chosen_layouts_cost_no_more_than_all_or_none():
         func = module.main
         energy = LayoutCosts(channels_last_orders(func), H100.hardware).energy(func)
         chosen = energy.of(least_cost(energy))
-        assert chosen <= min(energy.of(set()), energy.of(set(energy.alone))) + 1e-9
+        assert chosen <= min(energy.of(set()), energy.of(set(energy.single))) + 1e-9
 
 
 def test_the_facts_stay_with_the_module():
