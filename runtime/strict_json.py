@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import NoneType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 from tilewright.runtime.errors import InputError
 
@@ -108,3 +111,47 @@ class JsonFields:
     def each(self, key: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
         values = self._typed(key, list)
         return tuple(read(value, f"{self.where}.{key}[{index}]") for index, value in enumerate(values))
+
+
+def read_dataclass(kind: type[T], data: Any, where: str, optional: tuple[str, ...] = ()) -> T:
+    """An object of a dataclass from a JSON object of its fields; those that may be None may be left out.
+
+    optional: further fields that may be left out, which have a default. Fields are of types int, str, bool,
+    float, Literal, dataclasses, tuples of these, or None besides. Raises `InputError` for anything else than
+    these types say; `where` names the place.
+    """
+    types = _types_of(kind)  # type: ignore[arg-type]  # a class is hashable
+    optional = (*optional, *(name for name, t in types.items() if NoneType in get_args(t)))
+    fields = JsonFields(data, where, tuple(name for name in types if name not in optional), optional)
+    values = {n: _value(t, data[n], n, where) for n, t in types.items() if n in fields.data}
+    return kind(**values)
+
+
+@cache
+def _types_of(kind: type) -> Mapping[str, Any]:
+    """Types of the fields by name."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def _value(kind: Any, value: Any, name: str, where: str) -> Any:
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        kind = str
+    elif NoneType in arguments:
+        (inner,) = (t for t in arguments if t is not NoneType)
+        return None if value is None else _value(inner, value, name, where)
+    elif get_origin(kind) is tuple:
+        if type(value) is not list:
+            raise InputError(f"{where}: expected {name} to be of type list, got {type(value).__name__}")
+        if arguments[-1] is Ellipsis:
+            return tuple(_value(arguments[0], v, f"{name}[{i}]", where) for i, v in enumerate(value))
+        if len(value) != len(arguments):
+            raise InputError(f"{where}: expected {name} to hold {len(arguments)} values, got {len(value)}")
+        return tuple(_value(t, v, name, where) for t, v in zip(arguments, value, strict=True))
+    elif dataclasses.is_dataclass(kind):
+        return read_dataclass(kind, value, f"{where}.{name}")  # type: ignore[arg-type]  # a class, no object
+    if type(value) is not kind:
+        got = type(value).__name__
+        raise InputError(f"{where}: expected {name} to be of type {kind.__name__}, got {got}")
+    return value

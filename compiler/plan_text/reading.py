@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tilewright.ir import Attr, Fault, InputError, Level, Module, Op, Pairs, VerifyError
 from tilewright.ir import plan_ops as ops
@@ -18,11 +18,21 @@ from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
-from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch, PlanFault
+from tilewright.runtime.plan.execution_plan import (
+    Buffer,
+    ExecutionPlan,
+    KernelCode,
+    KernelContract,
+    KernelResources,
+    Launch,
+    PlanFault,
+)
 from tilewright.runtime.plan.hazards import located_hazards
-from tilewright.runtime.plan.json_form import read_contract, read_resources
+from tilewright.runtime.strict_json import read_dataclass
 
 _KINDS = {name: kind for kind, name in BUFFER_OPS.items()}
+
+T = TypeVar("T")
 
 
 def plan_of_module(
@@ -95,6 +105,11 @@ def _data(attr: Attr, where: str) -> Any:
     if attr is None or isinstance(attr, bool | int | float):
         return attr
     raise InputError(f"{where}: expected numbers, texts, lists and pairs, got {attr}")
+
+
+def _read(kind: type[T], attr: Attr, where: str) -> T | None:
+    """The object that an attribute describes; None where there is none."""
+    return None if attr is None else read_dataclass(kind, _data(attr, where), where)
 
 
 #: the names that a plan has for element types, by those of the IR
@@ -215,8 +230,8 @@ class _Reader:
                 text = json.dumps({k: _data(v, k) for k, v in own.items()})
                 read = LibraryKernel.from_json if op.name == ops.LIBRARY else CommunicationKernel.from_json
                 source = read(text).to_json()
-            resources = read_resources(_data(op["resources"], "resources"), "resources")
-            contract = read_contract(_data(op["contract"], "contract"), "contract")
+            resources = _read(KernelResources, op["resources"], "resources")
+            contract = _read(KernelContract, op["contract"], "contract")
         except InputError as e:
             self.fail(at, f"kernel {name!r:.60}: {e}")
             return None

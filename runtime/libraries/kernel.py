@@ -6,8 +6,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.attention import AttentionProblem
@@ -15,7 +14,7 @@ from tilewright.runtime.libraries.convolution import ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
 from tilewright.runtime.libraries.problem import Argument, check_among, check_range
-from tilewright.runtime.strict_json import JsonFields, load_strict_json
+from tilewright.runtime.strict_json import JsonFields, load_strict_json, read_dataclass
 
 #: the problem of each operation, and the operations of each library
 PROBLEMS: dict[str, type] = {
@@ -84,7 +83,7 @@ class LibraryKernel:
         kernel = LibraryKernel(
             provider=fields.text("provider"),
             version=fields.text("version"),
-            problem=_read(PROBLEMS[operation], fields.mapping("problem"), f"{where}.problem"),
+            problem=read_dataclass(PROBLEMS[operation], fields.mapping("problem"), f"{where}.problem"),
             algorithm=fields.text("algorithm"),
             workspace_bytes=fields.integer("workspace_bytes"),
         )
@@ -103,24 +102,3 @@ class LibraryKernel:
         if self.operation not in OPERATIONS[self.provider]:
             raise InputError(f"{self.provider} computes no {self.operation}")
         check_range("workspace_bytes", self.workspace_bytes, 0, MAX_WORKSPACE_BYTES)
-
-
-def _read(kind: type[Any], data: Any, where: str) -> Any:
-    """A dataclass from its fields in JSON; those that may be None may be left out."""
-    types = {f.name: get_type_hints(kind)[f.name] for f in dataclasses.fields(kind)}
-    optional = tuple(name for name, t in types.items() if NoneType in get_args(t))
-    fields = JsonFields(data, where, tuple(name for name in types if name not in optional), optional)
-    return kind(**{name: _value(fields, name, t) for name, t in types.items() if name in fields.data})
-
-
-def _value(fields: JsonFields, name: str, kind: Any) -> Any:
-    readers = {int: fields.integer, str: fields.text, bool: fields.flag, tuple[int, ...]: fields.integers}
-    if kind in readers:
-        return readers[kind](name)
-    value, where = fields.data[name], f"{fields.where}.{name}"
-    if kind is not float:  # an array or matrix, that may be None
-        (array,) = (t for t in (get_args(kind) or (kind,)) if t is not NoneType)
-        return _read(array, value, where)
-    if type(value) is not float:
-        raise InputError(f"{where}: expected a number with a fraction, got {value!r:.100}")
-    return value

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.errors import InputError
-from tilewright.runtime.strict_json import JsonFields, load_strict_json
+from tilewright.runtime.strict_json import load_strict_json, read_dataclass
 
 Kind = Literal["exchange", "all_gather", "all_reduce", "reduce_scatter"]
 Reduction = Literal["sum", "max"]
@@ -112,20 +112,7 @@ class CommunicationKernel:
     def from_json(text: str) -> CommunicationKernel:
         """Read and check what `to_json` wrote; raises `InputError` for anything else."""
         where = "the communication kernel"
-        names = tuple(f.name for f in dataclasses.fields(CommunicationKernel))
-        fields = JsonFields(load_strict_json(text, where), where, names)
-        kernel = CommunicationKernel(
-            kind=fields.text("kind"),  # type: ignore[arg-type]  # check() looks at the value
-            dtype=fields.text("dtype"),
-            operands=fields.integers("operands"),
-            results=fields.integers("results"),
-            sends=fields.each("sends", _read_message),
-            receives=fields.each("receives", _read_message),
-            members=fields.integers("members"),
-            position=fields.integer("position"),
-            counts=fields.integers("counts"),
-            reduction=fields.text("reduction"),  # type: ignore[arg-type]
-        )
+        kernel = read_dataclass(CommunicationKernel, load_strict_json(text, where), where)
         kernel.check()
         return kernel
 
@@ -137,11 +124,6 @@ class CommunicationKernel:
 
 def _listed(ranks: Any) -> str:
     return ", ".join(map(str, ranks))
-
-
-def _read_message(data: Any, where: str) -> Message:
-    fields = JsonFields(data, where, ("peer", "tag", "buffer"))
-    return Message(fields.integer("peer"), fields.integer("tag"), fields.integer("buffer"))
 
 
 def _faults(k: CommunicationKernel) -> list[str]:

@@ -316,7 +316,7 @@ def test_json_of_attention_round_trips_and_refuses_the_rest() -> None:
     plain = replace(kernel(), problem=replace(kernel().problem, bias=None, bias_dtype=""))
     assert LibraryKernel.from_json(plain.to_json()) == plain
     for old, new, fault in (
-        ('"scale": 0.25', '"scale": 1', "expected a number with a fraction, got 1"),
+        ('"scale": 0.25', '"scale": 1', "expected scale to be of type float, got int"),
         ('"causal": false', '"causal": 0', "expected causal to be of type bool"),
         (', "causal": false', "", "misses 'causal'"),
         ('"dtype": "float16"', '"dtype": "float32"', "expected dtype among float16, bfloat16"),

@@ -149,7 +149,7 @@ def test_json_of_norms_round_trips() -> None:
     text = kernel.to_json()
     assert LibraryKernel.from_json(text) == kernel
     for old, new, fault in (
-        ('"epsilon": 1e-12', '"epsilon": 0', "expected a number with a fraction, got 0"),
+        ('"epsilon": 1e-12', '"epsilon": 0', "expected epsilon to be of type float, got int"),
         ('"has_bias": true', '"has_bias": 1', "expected has_bias to be of type bool"),
         ('"kind": "layer"', '"kind": "group"', "expected kind among layer, rms"),
     ):
