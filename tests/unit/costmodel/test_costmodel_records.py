@@ -188,6 +188,7 @@ def test_every_constant_is_read() -> None:
 #: code that is generated, when a search gives up, and what a decision must gain to be worth its risk
 NO_COEFFICIENTS = {
     "costmodel/kernels/check_measured.py": {"TIMER_NOISE"},
+    "passes/kernels/engine_points.py": {"_NEIGHBOUR_PENALTY"},
     "passes/kernels/chain/tiles.py": {"LOAD_COST"},
     "passes/kernels/matrix/choice.py": {"SETS_GAIN"},
     "passes/kernels/matrix/scalar_work.py": {"INSTRUCTIONS"},
