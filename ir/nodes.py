@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
-from tilewright.ir.expr import BinOp, Sym
+from tilewright.ir.expr import BinOp, Expr, Sym
 from tilewright.ir.types import ArrayType, TensorType, Type, array_type
 
 
@@ -144,6 +144,27 @@ class Op:
         if not isinstance(value, float | int):
             raise InputError(f"{self.name}: expected attribute '{key}' to be a number, got {value!r}")
         return value
+
+    def expr(self, key: str) -> Expr:
+        """Attribute `key`, known to be an index expression; raises InputError otherwise."""
+        value = self[key]
+        if type(value) is not int and not isinstance(value, Sym | BinOp):
+            raise InputError(f"{self.name}: expected attribute '{key}' to be an expression, got {value!r}")
+        return value
+
+    def exprs(self, key: str) -> tuple[Expr, ...]:
+        """Attribute `key`, known to be index expressions; raises InputError otherwise."""
+        value = self[key]
+        if not (
+            isinstance(value, tuple) and all(type(x) is int or isinstance(x, Sym | BinOp) for x in value)
+        ):
+            raise InputError(f"{self.name}: expected attribute '{key}' to be expressions, got {value!r}")
+        return value  # type: ignore[return-value]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """A new dict of the attributes by name; the schema of the op says their types."""
+        return dict(self.attrs)
 
     def integers(self, key: str) -> tuple[int, ...]:
         """Attribute `key`, known to be integers; raises InputError otherwise."""

@@ -204,7 +204,7 @@ def attributes_at(op: Op, shapes: Sequence[Sequence[int]]) -> dict[str, Attr]:
     does not say what they are then.
     """
     dims = [dims_of(v.tensor.shape, shape) for v, shape in zip(op.operands, shapes, strict=True)]
-    attrs = dict(op.attrs)
+    attrs = op.attributes
     return attrs | dict(facts_of(op.name).extents(dims, attrs))
 
 

@@ -120,7 +120,7 @@ def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
 def _flops(spatial: int, op: Op) -> int:
     """2 x results x summed products; padding counts."""
     x, weight = (v.tensor for v in op.operands[:2])
-    geometry = convolution_of(x, weight, dict(op.attrs), spatial)
+    geometry = convolution_of(x, weight, op.attributes, spatial)
     return 2 * op.result.tensor.size * geometry.channels * prod(w.kernel for w in geometry.windows)
 
 

@@ -96,7 +96,7 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
 def _flops(op: Op) -> int:
     """2 x results x summed products; the interpolation of elements is not counted."""
     x, offset, weight = (v.tensor for v in op.operands)
-    geometry, _ = deformable_convolution_of(x, offset, weight, dict(op.attrs))
+    geometry, _ = deformable_convolution_of(x, offset, weight, op.attributes)
     return 2 * op.result.tensor.size * geometry.channels * prod(w.kernel for w in geometry.windows)
 
 

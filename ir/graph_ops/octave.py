@@ -69,14 +69,14 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
     for op in b.ops:
         evaluate = op_def(op.name).evaluate
         assert evaluate is not None
-        env.update(zip(op.results, evaluate([env[v] for v in op.operands], dict(op.attrs)), strict=True))
+        env.update(zip(op.results, evaluate([env[v] for v in op.operands], op.attributes), strict=True))
     return [env[r] for r in results]
 
 
 def _flops(op: Op) -> int:
     """Those of its parts."""
     b = Builder()
-    octave_parts(b.emit, op.operands, dict(op.attrs))
+    octave_parts(b.emit, op.operands, op.attributes)
     return sum(facts_of(part.name).flops(part) for part in b.ops)
 
 

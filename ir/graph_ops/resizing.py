@@ -153,7 +153,7 @@ def _rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
 
     Pieces take as many rows more on either side as the method reads; what those make is cut off again.
     """
-    attrs, x = dict(op.attrs), op.operands[0].tensor
+    attrs, x = op.attributes, op.operands[0].tensor
     places = spatial(str(op["layout"]))
     if axis not in places:
         return SlicedOp((OperandRows(axis, start, end),))

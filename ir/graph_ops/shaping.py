@@ -53,7 +53,7 @@ def _regrouped_rows(op: Op, axis: int, start: int, end: int) -> SlicedOp | None:
     if low % inner or high % inner:
         return None
     attrs: dict[str, Attr] = {}
-    if "newshape" in dict(op.attrs):
+    if "newshape" in op.attributes:
         attrs["newshape"] = replaced(out.shape, axis, end - start)
     elif op.get("axis", 0) is None:  # a row of one element is no dimension to drop
         attrs["axis"] = tuple(d for d, n in enumerate(x.shape) if n == 1)

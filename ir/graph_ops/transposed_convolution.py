@@ -117,7 +117,7 @@ def _evaluate(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
 def _flops(spatial: int, op: Op) -> int:
     """2 x elements of x x taps and filters that each is multiplied by."""
     x, weight = (v.tensor for v in op.operands[:2])
-    geometry = transposed_convolution_of(x, weight, dict(op.attrs), spatial)
+    geometry = transposed_convolution_of(x, weight, op.attributes, spatial)
     return 2 * x.size * geometry.filters * prod(w.kernel for w in geometry.windows)
 
 

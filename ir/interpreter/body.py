@@ -39,13 +39,13 @@ def run_ops(ops: Sequence[Op], env: Env, axes: Axes) -> None:
     """Evaluate scalar ops in order into `env`; `axes` gives the values of iteration dimensions."""
     for op in ops:
         if op.name == "scalar.index":
-            value = evaluate(op["at"], axes)  # type: ignore[arg-type]
+            value = evaluate(op.expr("at"), axes)
             env[op.result] = np.asarray(value).astype(numpy_dtype(str(op["dtype"])))
             continue
         definition = op_def(op.name)
         if definition.evaluate is None:
             raise UnsupportedError(f"the interpreter does not evaluate {op.name} inside a tensor op")
-        outs = definition.evaluate([env[v] for v in op.operands], dict(op.attrs))
+        outs = definition.evaluate([env[v] for v in op.operands], op.attributes)
         env.update(zip(op.results, map(np.asarray, outs), strict=True))
 
 

@@ -104,7 +104,7 @@ def _addresses(
         known = dict(env)
         for k, (x, access) in enumerate(zip(indices, accesses, strict=True)):
             known[f"i{k}"] = fetch(x, access, box, order).astype(np.int64)
-        yield box, [np.asarray(evaluate(e, known), dtype=np.int64) for e in op["at"]], env  # type: ignore[union-attr, arg-type]
+        yield box, [np.asarray(evaluate(e, known), dtype=np.int64) for e in op.exprs("at")], env
 
 
 def evaluate_scatter(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:

@@ -120,7 +120,7 @@ def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np
         )
     if definition.evaluate is None:
         raise UnsupportedError(f"{op.name} has no reference semantics")
-    return [np.asarray(r) for r in definition.evaluate(operands, dict(op.attrs))]
+    return [np.asarray(r) for r in definition.evaluate(operands, op.attributes)]
 
 
 def _constant(module: Module, op: Op) -> np.ndarray:

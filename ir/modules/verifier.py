@@ -197,10 +197,10 @@ class _Checker:
         if d.results is not None and len(op.results) != d.results and d.infer is None:
             return [f"expected {d.results} results, got {len(op.results)}"]
         try:
-            if d.complete(dict(op.attrs)) != op.attrs:
+            if d.complete(op.attributes) != op.attrs:
                 return [f"expected all attributes in this order: {', '.join(d.attrs)}"]
             if d.infer is not None:
-                inferred = tuple(d.infer([v.type for v in op.operands], dict(op.attrs)))
+                inferred = tuple(d.infer([v.type for v in op.operands], op.attributes))
                 got = tuple(r.type for r in op.results)
                 if inferred != got:
                     return [f"expected result types {_listed(inferred)}, got {_listed(got)}"]
@@ -263,7 +263,7 @@ class _Checker:
             var = op.get("var")
             if isinstance(var, Sym) and var.name in scope:
                 faults.append(f"loop variable '{var.name}' hides another symbol")
-            if int(op["extent"]) < 0 or int(op["unroll"]) < 0:  # type: ignore[arg-type]
+            if op.integer("extent") < 0 or op.integer("unroll") < 0:
                 faults.append("expected extent and unroll to be at least 0")
         return faults
 

@@ -47,8 +47,7 @@ define(
 
 
 def _verify_addresses(op: Op, target: TensorType, indices: Sequence[Value]) -> list[str]:
-    at = op["at"]
-    assert isinstance(at, tuple)
+    at = op.exprs("at")
     values, names = {f"i{k}" for k in range(len(indices))}, dims(op, "par").keys()
     known = names | values
     faults = (
@@ -58,7 +57,7 @@ def _verify_addresses(op: Op, target: TensorType, indices: Sequence[Value]) -> l
         both = ", ".join(sorted(values & names))
         faults.append(f"dimensions {both} have the names of values read from the index operands")
     for e in at:
-        unknown = sorted(set(symbols(e)) - known)  # type: ignore[arg-type]
+        unknown = sorted(set(symbols(e)) - known)
         if unknown:
             faults.append(f"'at' uses unknown symbols {', '.join(unknown)}")
     for v in indices:

@@ -22,19 +22,13 @@ STRUCTURED = REDUCING | {"tensor.map"}
 
 def domain(op: Op) -> dict[str, int]:
     """Extents of all iteration dimensions of a structured op: parallel first, then reduced."""
-    out = {k: int(v) for k, v in _pairs(op, "par")}  # type: ignore[arg-type]
-    out.update({k: int(v) for k, v in _pairs(op, "red")})  # type: ignore[arg-type]
-    return out
-
-
-def _pairs(op: Op, key: str) -> tuple[tuple[str, Attr], ...]:
-    value = op.get(key)
-    return value.items if isinstance(value, Pairs) else ()
+    return dims(op, "par") | dims(op, "red")
 
 
 def dims(op: Op, key: str) -> dict[str, int]:
     """`par` or `red` of a structured op as a dict name -> extent."""
-    return {k: int(v) for k, v in _pairs(op, key)}  # type: ignore[arg-type]
+    value = op.get(key)
+    return {k: int(v) for k, v in value.items} if isinstance(value, Pairs) else {}  # type: ignore[arg-type]
 
 
 def reads(op: Op) -> tuple[tuple[Expr, ...], ...]:

@@ -22,7 +22,7 @@ def obstacle_to(name: str, op: Op) -> str:
         return ""
     if data.dtype not in FLOATS or op.result.tensor.dtype != data.dtype:
         return f"expected one floating dtype, got {data.dtype} and a result of {op.result.tensor.dtype}"
-    g = convolution_of(data, weight, dict(op.attrs), 2)
+    g = convolution_of(data, weight, op.attributes, 2)
     if 0 in (g.batch, *data.shape, *op.result.tensor.shape):
         return f"expected operands with elements, got {data}"
     if any(w.stride != 1 or w.dilation != 1 for w in g.windows):

@@ -71,7 +71,7 @@ def slices_of(op: Op) -> dict[int, str]:
 
     Updates never leave their slice: the elements that share these indices.
     """
-    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    at = op.exprs("at")
     slices: dict[int, str] = {}
     for d, e in enumerate(at):
         used = [set(symbols(other)) for k, other in enumerate(at) if k != d]

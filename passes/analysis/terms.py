@@ -119,7 +119,7 @@ class Terms:
         kind = op.result.type
         assert isinstance(kind, ScalarType)
         if op.name == "scalar.index":
-            return Position(simplify(substitute(op["at"], env), self.ranges), kind)  # type: ignore[arg-type]
+            return Position(simplify(substitute(op.expr("at"), env), self.ranges), kind)
         args = tuple(terms[v] for v in op.operands)
         if op.name == "scalar.add":
             for one, other in (args, args[::-1]):

@@ -51,7 +51,7 @@ class KernelEstimator:
         them.
         """
         types = tuple(v.type for v in op.operands)
-        attrs: dict[str, Attr] = {**dict(op.attrs), "algorithm": algorithm}
+        attrs: dict[str, Attr] = {**op.attributes, "algorithm": algorithm}
         result = op.result.type
         if isinstance(hardware, CpuHardware) and algorithm == "direct" and attrs["data_layout"] == "NCHW":
             attrs["data_layout"] = "NHWC"

@@ -33,7 +33,7 @@ def graph_to_tensor(func: Func, ctx: PassContext) -> Func:
         with b.at(op.loc):
             if op.name == "graph.constant":
                 results = b.emit(
-                    "tensor.constant", (), dict(op.attrs), types=[op.result.type], hint=op.result.hint
+                    "tensor.constant", (), op.attributes, types=[op.result.type], hint=op.result.hint
                 )
             elif op.name == "graph.return":
                 results = b.emit("tensor.return", operands)

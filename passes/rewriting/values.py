@@ -41,7 +41,7 @@ def with_indices(op: Op, change: Callable[[Expr], Expr]) -> Op:
     """The op with the expression of every `scalar.index` of its body changed."""
     if op.body is None or all(o.name != "scalar.index" for o in op.body.ops):
         return op
-    ops = (o.with_attrs(at=change(o["at"])) if o.name == "scalar.index" else o for o in op.body.ops)  # type: ignore[arg-type]
+    ops = (o.with_attrs(at=change(o.expr("at"))) if o.name == "scalar.index" else o for o in op.body.ops)
     return replace(op, body=op.body.with_ops(tuple(ops)))
 
 

@@ -47,7 +47,7 @@ def regrouped(pending: list[Access], op: Op) -> list[Access]:
             for a in pending
         ]
     if op.name in _WAITS:
-        most, multiplied = int(op["pending"]), op.name == "thread.warpgroup_wait"  # type: ignore[arg-type]
+        most, multiplied = op.integer("pending"), op.name == "thread.warpgroup_wait"
         return [
             replace(a, group=None)
             if a.group is not None and a.group >= most and a.multiplied == multiplied
@@ -96,7 +96,8 @@ def check_published(block: Block) -> None:
 def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:
     """Return what is pending after the loop; InputError for a hazard that no barrier of it separates."""
     extent, var = extent_of(loop), loop_variable(loop)
-    waits = [int(op["pending"]) for op in walk(loop.body) if op.name in _WAITS]  # type: ignore[arg-type]
+    assert loop.body is not None
+    waits = [op.integer("pending") for op in walk(loop.body) if op.name in _WAITS]
     depth = max(waits, default=0) + 2
     apart = extent > depth + LONGEST_RING  # else remainders by the length of the ring would not show as such
     for i in range(depth if apart else extent):

@@ -84,7 +84,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
     if op.name == "thread.warpgroup_mma":
         for tile, start in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
             if tile.tensor.space == "shared":
-                slot: tuple[Expr, ...] = op[start][:-2]  # type: ignore[index, assignment]
+                slot = op.exprs(start)[:-2]
                 yield Access(tile, False, (*slot, None, None), 1, mask, ranges, group=0, multiplied=True)
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
@@ -102,7 +102,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             yield _of_warps(buffer, op, mask, ranges)
         elif op.name in ("thread.copy_async", "thread.round_shared"):
             group = -1 if op.name == "thread.copy_async" else None
-            yield Access(buffer, True, at, int(op["lanes"]), mask, ranges, group=group)  # type: ignore[arg-type]
+            yield Access(buffer, True, at, op.integer("lanes"), mask, ranges, group=group)
         else:
             lanes = int(op.get("lanes", 1)) if not write else getattr(op.operands[0].type, "lanes", 1)  # type: ignore[arg-type]
             yield Access(buffer, write, at, lanes, whole, ranges)
@@ -110,7 +110,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
 
 def _of_warps(buffer: Value, op: Op, mask: Mask, ranges: Ranges) -> Access:
     """The places at which warps store a fragment, in tiles; all of the last dimensions if off their grid."""
-    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    at = op.exprs("at")
     height, width = reversed(_TILE) if op["transposed"] else _TILE
     threads = int(ranges["tid"][1]) + 1
     inner = {**ranges, "warp": (0, max(0, threads // WARP - 1))}

@@ -69,7 +69,7 @@ class _Simplifier:
             b = Builder(op.loc)
             t = op.result.type
             assert isinstance(t, ScalarType)
-            value = b.const(op["other"], t.dtype)  # type: ignore[arg-type]
+            value = b.const(op.number("other"), t.dtype)
             if t.lanes > 1:
                 value = b.value("scalar.broadcast", value, lanes=t.lanes)
             self.new[op.result] = value

@@ -118,20 +118,20 @@ class _Widener:
     def op(self, op: Op) -> bool:
         if op.name in ("thread.load", "thread.store"):
             return self.access(op)
-        if op.name == "scalar.index" and not mentions(op["at"], self.var):  # type: ignore[arg-type]
+        if op.name == "scalar.index" and not mentions(op.expr("at"), self.var):
             return self.alike(op)
         if op.level != "scalar" or not op_def(op.name).elementwise:
             return False
         operands = [self.new.get(v, v) for v in op.operands]
         (result,) = op.results
-        results = self.b.emit(op.name, operands, dict(op.attrs), hint=result.hint)
+        results = self.b.emit(op.name, operands, op.attributes, hint=result.hint)
         self.new[result] = results[0]
         return True
 
     def access(self, op: Op) -> bool:
         load = op.name == "thread.load"
         buffer = op.operands[0 if load else 1]
-        at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+        at = op.exprs("at")
         self.places.setdefault(buffer, set()).add(at)
         if not load:
             self.written.add(buffer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.adaptive_pooling import cell
@@ -30,7 +29,7 @@ def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]
     """The sum of every cell over its number of elements."""
     if _is_one_cell(op):
         return [over_whole_images(b, op, x)]
-    t, attrs = result_type(op), dict[str, Any](op.attrs)
+    t, attrs = result_type(op), op.attributes
     layout = attrs["layout"]
     sums = _cells(b, op, x, accumulated(t), "scalar.add", zero(t.dtype))
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
@@ -43,7 +42,7 @@ def adaptive_avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]
 
 
 def _is_one_cell(op: Op) -> bool:
-    return all(cells == 1 for cells in dict[str, Any](op.attrs)["output_size"])
+    return all(cells == 1 for cells in op.attributes["output_size"])
 
 
 def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:
@@ -56,7 +55,7 @@ def _bounds(name: str, size: int, cells: int) -> tuple[Expr, Expr]:
 def _cells(
     b: Builder, op: Op, x: Sequence[Value], t: TensorType, fold: str, neutral: float | int | bool
 ) -> Value:
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     layout = attrs["layout"]
     shape = dict(zip(layout, x[0].tensor.shape, strict=True))
     at: dict[str, Expr] = {d: Sym(n) for d, n in _NAMES.items()}

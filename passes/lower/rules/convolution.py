@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.graph_ops.operands import zero
@@ -25,7 +24,7 @@ def convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     if op.get("algorithm", "direct") != "direct":
         return by_algorithm(b, op, x)
     data, weight = x
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     data_layout, kernel_layout = attrs["data_layout"], attrs["kernel_layout"]
     letters = letters_of(data_layout)
     extent = dict(zip(kernel_layout, weight.tensor.shape, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.correlation import DILATION_LAYOUTS, correlation_of
@@ -25,7 +24,7 @@ from tilewright.passes.lower.scalars import Scalar, Scalars
 @lowering("graph.dilation2d")
 def dilation2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The largest sum of an element and its tap; padding reads 0."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     data, weight = x
     t = result_type(op)
     acc = accumulated(t)
@@ -54,7 +53,7 @@ def dilation2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.correlation")
 def correlation(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Sums over channels and taps for every pair of displacements, which then become one dimension."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     t = result_type(op)
     a = x[0].tensor
     g = correlation_of(a, x[1].tensor, attrs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.deformable_convolution import deformable_convolution_of
@@ -28,7 +27,7 @@ _POINT = ("r", "s", "y", "x")
 @lowering("graph.deformable_conv2d")
 def deformable_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """A contraction of the kernel with the pixels between which every displaced tap falls."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     data, offset, weight = x
     g, per_part = deformable_convolution_of(data.tensor, offset.tensor, weight.tensor, attrs)
     layout, kernel_layout = attrs["data_layout"], attrs["kernel_layout"]

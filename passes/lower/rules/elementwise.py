@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from tilewright.ir import Builder, Op, Sym, Value
 from tilewright.ir.graph_ops.binary import BINARY, ROUNDED_DOWN, scalar_of
@@ -99,7 +98,7 @@ def sigmoid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def softplus(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """(max(s, 0) + log(1 + exp(-|s|))) / beta for s = beta * x: the exponential never overflows."""
     t, acc = result_type(op), accumulated(result_type(op)).dtype
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     beta, threshold = attrs["beta"], attrs["threshold"]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:

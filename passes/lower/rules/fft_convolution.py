@@ -76,7 +76,7 @@ class _Steps:
 def fft_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Transform tiles of the data, multiply by the transformed kernel, transform back, drop the overlap."""
     data, weight = x
-    g = convolution_of(data.tensor, weight.tensor, dict(op.attrs), 2)
+    g = convolution_of(data.tensor, weight.tensor, op.attributes, 2)
     result = result_type(op)
     s = _Steps.of(g, accumulated(result).dtype)
     layout = str(op["data_layout"])

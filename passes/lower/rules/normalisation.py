@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.passes.lower.lowering import (
@@ -42,7 +41,7 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.lrn")
 def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x over a power of the sum of squares of its neighbours along one axis."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     t = result_type(op)
     acc = accumulated(t)
     names = dim_names(t.rank)

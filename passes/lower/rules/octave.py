@@ -13,7 +13,7 @@ from tilewright.passes.lower.lowering import RULES, lowering
 def octave_conv2d(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The tensor ops of the graph ops it stands for."""
     parts = Builder(b.loc)
-    results = octave_parts(parts.emit, op.operands, dict(op.attrs))
+    results = octave_parts(parts.emit, op.operands, op.attributes)
     env = dict(zip(op.operands, x, strict=True))
     for part in parts.ops:
         lowered = RULES[part.name](b, part, [env[v] for v in part.operands])

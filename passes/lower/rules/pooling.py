@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import maximum, minimum
@@ -36,7 +35,7 @@ def _pool(
     b: Builder, op: Op, x: Sequence[Value], t: TensorType, body: Body, init: float | int | bool
 ) -> Value:
     """The window reduction of a pooling op to type `t`; what lies outside the image counts as `init`."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     layout = attrs["layout"]
     letters = letters_of(layout)
     par = {_NAMES[d]: n for d, n in zip(layout, t.shape, strict=True)}
@@ -55,7 +54,7 @@ def max_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 @lowering("graph.avg_pool1d", "graph.avg_pool2d", "graph.avg_pool3d")
 def avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The sum of each window over the number of elements that count."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     layout, t = attrs["layout"], result_type(op)
     letters = letters_of(layout)
     sums = _pool(b, op, x, accumulated(t), added, zero(t.dtype))

@@ -110,7 +110,7 @@ def mean(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return [x[0]]
     acc = moment_dtype(t.dtype)
     total = _folded_op(b, op, x, [_whole(x[0])], acc, added, zero(acc))
-    return [quotient(b, total, count(x[0].tensor, dict(op.attrs)), t)]
+    return [quotient(b, total, count(x[0].tensor, op.attributes), t)]
 
 
 @lowering("graph.variance")
@@ -125,7 +125,7 @@ def variance(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
     reads = [_whole(x[0]), broadcast_read(x[1].tensor.shape, dim_names(len(shape)), shape)]
     total = _folded_op(b, op, x, reads, acc, body, zero(acc))
-    return [quotient(b, total, count(x[0].tensor, dict(op.attrs)) - bool(op["unbiased"]), t)]
+    return [quotient(b, total, count(x[0].tensor, op.attributes) - bool(op["unbiased"]), t)]
 
 
 @lowering("graph.argmax", "graph.argmin")

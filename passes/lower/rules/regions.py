@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, UnsupportedError, Value
 from tilewright.ir.graph_ops.operands import lowest
@@ -125,7 +124,7 @@ def _images(b: Builder, rois: Value) -> Value:
 
 
 def _sides(op: Op, x: Sequence[Value]) -> list[_Side]:
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     extents = [x[0].tensor.shape[attrs["layout"].index(c)] for c in "HW"]
     return [_Side(x[1], k, attrs["pooled_size"][k], n, attrs["spatial_scale"]) for k, n in enumerate(extents)]
 
@@ -133,7 +132,7 @@ def _sides(op: Op, x: Sequence[Value]) -> list[_Side]:
 @lowering("graph.roi_align")
 def roi_align(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """An average of as many samples as data says is two weighted sums; other bins fold their samples."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     sides, t = _sides(op, x), result_type(op)
     if attrs["mode"] == "avg" and attrs["sample_ratio"] <= 0:
         weights = [_weights(b, side) for side in sides]
@@ -183,7 +182,7 @@ def _axis_by_axis(
 
 def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Side]) -> Value:
     """Samples [region, ..] with two dimensions for y and x each, folded over the second of each."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     data, rois = x
     t, ratio, first = result_type(op), attrs["sample_ratio"], attrs["layout"] == "NCHW"
     counts = [ratio if ratio > 0 else sample_bound(s.size) for s in sides]

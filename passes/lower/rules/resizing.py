@@ -35,7 +35,7 @@ MAX_TAPS = 8
 @lowering("graph.resize1d", "graph.resize2d", "graph.resize3d")
 def resize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """All axes in one map where the taps are few, else one map per axis; cropped ones gather."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     if attrs["coordinate_transformation_mode"] == CROPPING:
         return [_cropped(b, op, x[0], attrs)]
     axes = list(enumerate(spatial(attrs["layout"])))

@@ -80,7 +80,7 @@ def _fold(attrs: dict[str, Any]) -> Fold | None:
 def grid_sample(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Taps outside the image are zero."""
     data, grid = x
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     t = result_type(op)
     method = GRID_METHODS[attrs["method"]]
     axes = [_grid_axis(b, grid, attrs, d, data.tensor.shape[d]) for d in range(2, t.rank)]
@@ -140,7 +140,7 @@ def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int
 def crop_and_resize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The image of each box is an index of the gathers too."""
     data, boxes, index = x
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     t = result_type(op)
     layout, method = attrs["layout"], BOX_METHODS[attrs["method"]]
     images = letters(layout).index("N")

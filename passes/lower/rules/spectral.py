@@ -70,7 +70,7 @@ def stft(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Frames are read where they lie in the signal; window and scale go into the table."""
     t, acc = result_type(op), accumulated(result_type(op))
     length, size, hop = op.integer("win_length"), op.integer("n_fft"), op.integer("hop_length")
-    rows, dtype = frequencies(dict(op.attrs)), acc.dtype
+    rows, dtype = frequencies(op.attributes), acc.dtype
     scale = 1 / math.sqrt(size) if op["normalized"] else 1.0
 
     def table(i: Scalars, p: Sequence[Scalar]) -> Scalar:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.layouts import Window
@@ -74,7 +73,7 @@ def _phases(w: Window, stride: int, pad: int) -> _Phases:
 @lowering("graph.conv1d_transpose", "graph.conv2d_transpose", "graph.conv3d_transpose")
 def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """A contraction whose kernel has a dimension per phase; phases that were skipped are cut off."""
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     data, weight = x
     t = result_type(op)
     layout = attrs["data_layout"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -120,7 +119,7 @@ def _lower(scheme: Winograd, b: Builder, op: Op, x: Sequence[Value]) -> Sequence
     the result is dropped. Sums and transformed tensors of 16-bit floats are float32.
     """
     data, weight = x
-    attrs: dict[str, Any] = dict(op.attrs)
+    attrs = op.attributes
     g = convolution_of(data.tensor, weight.tensor, attrs, 2)
     acc = accumulated(result_type(op)).dtype
     t, m = scheme.t, scheme.m
