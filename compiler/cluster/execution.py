@@ -15,7 +15,6 @@ from tilewright.cluster.measuring.machine import (
     WholeNetwork,
     measured_cluster,
     record_text,
-    write_record,
 )
 from tilewright.cluster.measuring.run import execute
 from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds, with_batch
@@ -28,6 +27,7 @@ from tilewright.ir import InputError, Module
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.running.checking import random_inputs
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 
@@ -176,7 +176,7 @@ def _measured_cluster(
         ]
         text = record_text(cluster, notes)
         if options.save:
-            write_record(options.save, text)
+            write_atomically(options.save, text, "the record")
     text = communicator.gather_texts(text, doing="sharing the record")[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.toml"

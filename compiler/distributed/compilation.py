@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,19 +15,44 @@ from tilewright.compilation.option_values import Transport
 from tilewright.costmodel.hardware.description import GpuHardware, Hardware
 from tilewright.costmodel.op_work import wave_elements
 from tilewright.devices.targets import resolve_target
-from tilewright.distributed.modes import mode_pipeline
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
-from tilewright.passes import PassContext, run_pipeline
-from tilewright.passes.pipelines import PRECISIONS
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable, world
 from tilewright.runtime.communication.communicator import AnyCommunicator
+
+#: what each rank computes, by mode, and the pass that gives every rank its own module
+MODES: Final[Mapping[str, str]] = {
+    "space": "split-space",
+    "batch": "split-batch",
+    "weights": "split-weights",
+    "pipeline": "split-pipeline",
+}
+
+
+def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32") -> Pipeline:
+    """The passes from a whole network to what one rank of `devices` runs.
+
+    options: further ones of the mode's pass, as pipelines write them (`axis=w, gather=late`).
+    precision: where it is decided on the graph, it is before the network is divided: so all ranks agree on
+    every dtype, also one without rows, and messages are as narrow as tensors. Raises InputError for an
+    unknown mode, precision or option.
+    """
+    if mode not in MODES:
+        raise InputError(f"expected a mode among {', '.join(MODES)}, got {mode!r:.60}")
+    if precision not in PRECISIONS:
+        raise InputError(f"expected a precision among {', '.join(PRECISIONS)}, got {precision!r:.60}")
+    further = f", {options}" if options.strip() else ""
+    divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{further}}}"
+    narrowed = PRECISIONS[precision].get("graph", Pipeline())
+    return GRAPH + narrowed + Pipeline.parse(divided)
 
 
 def rank_module(
     module: Module, mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32"
 ) -> Module:
-    """Return the part of rank `rank` of a graph-level module; see `tilewright.distributed.modes`.
+    """Return the part of rank `rank` of a graph-level module; see `mode_pipeline`.
 
     precision: one of 16 bits is carried out first, so that what ranks tell each other is narrow too.
     Inputs and outputs are those of `module` on every rank. Raises InputError and PassError.

@@ -1,20 +1,69 @@
-"""Starts one command as several ranks with mpirun, and ends with them."""
+"""Starts one command as several ranks with mpirun, ends with them, and prints their errors once."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from tilewright.compilation.option_values import MAX_RANKS
-from tilewright.distributed.rank_errors import RankErrors
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.communication.processes import end_with_parent
+
+_ERROR = re.compile(r"error: (rank \d+: )?(.*)")
+_RULE = re.compile(r"-{40,}")
+#: what every other rank says when one has failed
+_CONSEQUENCE = "stopped, because"
+#: mpirun's box about what the exit code says as well
+_SUMMARY = "detected that one or more processes exited with non-zero status"
+#: distinct errors that one message holds
+_MOST = 3
+
+
+class RankErrors:
+    """Passes standard error of the ranks on, line by line, but keeps errors to tell them once at the end."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, str] = {}
+        self._box: list[str] | None = None
+
+    def read(self, stream: IO[str]) -> None:
+        """Read until the end of the stream."""
+        for line in stream:
+            self._take(line)
+        self._end_box()
+
+    def _take(self, line: str) -> None:
+        if _RULE.fullmatch(line.strip()):
+            if self._box is None:
+                self._box = [line]
+            else:
+                self._box.append(line)
+                self._end_box()
+        elif self._box is not None:
+            self._box.append(line)
+        elif match := _ERROR.fullmatch(line.strip()):
+            self._errors.setdefault(match[2], match[1] or "")
+        else:
+            print(line, end="", file=sys.stderr, flush=True)
+
+    def _end_box(self) -> None:
+        text, self._box = "".join(self._box or []), None
+        if text.strip() and _SUMMARY not in text:
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def summary(self) -> str:
+        """The first distinct errors, each with the first rank that told it; empty where none was told."""
+        causes = [e for e in self._errors if not e.startswith(_CONSEQUENCE)] or list(self._errors)
+        return "; ".join(self._errors[cause] + cause for cause in causes[:_MOST])
+
 
 #: what Open MPI takes from the environment: root may start ranks, more than there are cores, on any core
 _OPEN_MPI = {
@@ -44,7 +93,7 @@ def launch_command(devices: int, argv: Sequence[str]) -> None:
     errors = RankErrors()
     code = launch(devices, ["-m", "tilewright.tools.cli", *argv, "--as-rank"], errors=errors)
     if code:
-        sentence = errors.told() or f"a rank of {devices} failed with exit code {code}"
+        sentence = errors.summary() or f"a rank of {devices} failed with exit code {code}"
         raise InputError(sentence) if code == 2 else WorkError(sentence)
 
 

@@ -25,7 +25,6 @@ from tilewright.costmodel.links import Link
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
-from tilewright.runtime.atomic_file import write_atomically
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.storage.measure import measure_storage
 
@@ -163,50 +162,49 @@ def _storage(folder: str, devices: int) -> Storage:
 def record_text(cluster: Cluster, notes: Sequence[str]) -> str:
     """The record as TOML that `load_cluster` reads, with six digits; `notes` become comments."""
     d, s = cluster.device, cluster.storage
+    links: dict[str, dict[str, str | int | float]] = {
+        name: {
+            "bandwidth": _amount(link.bytes_per_s, "B/s"),
+            "per": link.per,
+            "latency": f"{link.latency_s * 1e6:.6f} us",
+            "call": f"{link.call_s * 1e6:.6f} us",
+        }
+        for name, link in (("intra", cluster.intra), ("inter", cluster.inter))
+    }
+    tables: dict[str, dict[str, str | int | float]] = {
+        "": {
+            "kind": "cluster",
+            "name": cluster.name,
+            "nodes": cluster.nodes,
+            "devices_per_node": cluster.devices_per_node,
+            "printed_link": cluster.printed_link,
+        },
+        "device": {
+            "name": d.name,
+            "memory": _amount(d.memory_bytes, "B"),
+            "memory_bandwidth": _amount(d.memory_bytes_per_s, "B/s"),
+            "efficiency": float(f"{d.efficiency:.6g}"),
+        },
+        "device.peak": {name: _amount(peak, "FLOP/s") for name, peak in d.peak_flops_per_s.items()},
+        **links,
+        "storage": {
+            "read": _amount(s.read_bytes_per_s, "B/s"),
+            "write": _amount(s.write_bytes_per_s, "B/s"),
+            "capacity": _amount(s.capacity_bytes, "B"),
+            "duplex": s.duplex,
+            "devices": s.devices,
+        },
+    }
     lines = [f"# {note}" for note in notes]
-    lines += ['kind = "cluster"', f"name = {_quoted(cluster.name)}", f"nodes = {cluster.nodes}"]
-    lines += [
-        f"devices_per_node = {cluster.devices_per_node}",
-        f"printed_link = {_quoted(cluster.printed_link)}",
-    ]
-    lines += ["", "[device]", f"name = {_quoted(d.name)}", f"memory = {_amount(d.memory_bytes, 'B')}"]
-    lines += [
-        f"memory_bandwidth = {_amount(d.memory_bytes_per_s, 'B/s')}",
-        f"efficiency = {d.efficiency:.6g}",
-    ]
-    lines += ["", "[device.peak]"]
-    lines += [f"{name} = {_amount(peak, 'FLOP/s')}" for name, peak in d.peak_flops_per_s.items()]
-    for name, link in (("intra", cluster.intra), ("inter", cluster.inter)):
-        lines += [
-            "",
-            f"[{name}]",
-            f"bandwidth = {_amount(link.bytes_per_s, 'B/s')}",
-            f"per = {_quoted(link.per)}",
-        ]
-        lines += [
-            f'{key} = "{x * 1e6:.6f} us"' for key, x in (("latency", link.latency_s), ("call", link.call_s))
-        ]
-    lines += ["", "[storage]", f"read = {_amount(s.read_bytes_per_s, 'B/s')}"]
-    lines += [
-        f"write = {_amount(s.write_bytes_per_s, 'B/s')}",
-        f"capacity = {_amount(s.capacity_bytes, 'B')}",
-    ]
-    lines += [f"duplex = {_quoted(s.duplex)}", f"devices = {s.devices}", ""]
-    return "\n".join(lines)
-
-
-def write_record(path: str, text: str) -> None:
-    """Write a record, whole or not at all; raises InputError where it cannot be written."""
-    write_atomically(path, text, "the record")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"] if name else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join([*lines, ""])
 
 
 def _amount(value: float, unit: str) -> str:
     """Six digits and a decimal prefix."""
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
-            return f'"{value / scale:.6g} {prefix}{unit}"'
-    return f'"{value:.6g} {unit}"'
+            return f"{value / scale:.6g} {prefix}{unit}"
+    return f"{value:.6g} {unit}"

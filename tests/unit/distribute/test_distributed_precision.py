@@ -7,7 +7,7 @@ from thread_ranks import ThreadWorld
 
 import tilewright as tw
 from tilewright import distributed
-from tilewright.distributed.modes import mode_pipeline
+from tilewright.distributed.compilation import mode_pipeline
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.runtime.communication.agreement import communications
 

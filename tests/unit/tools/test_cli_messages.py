@@ -7,7 +7,7 @@ import pytest
 from command_samples import printed, refused
 
 import tilewright as tw
-from tilewright.distributed.rank_errors import RankErrors
+from tilewright.distributed.launcher import RankErrors
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.tools.cli import main
 from tilewright.tools.commands import network as shared
@@ -99,9 +99,9 @@ def test_every_error_of_ranks_is_told_once(capsys):
     )
     errors = RankErrors()
     errors.read(io.StringIO(said))
-    assert errors.computed_in() == "rank 1: net.relay: no such file"
+    assert errors.summary() == "rank 1: net.relay: no such file"
     assert capsys.readouterr().err == f"warning: slow\n{rule}no slots\n{rule}"
-    assert RankErrors().computed_in() == ""
+    assert RankErrors().summary() == ""
 
 
 def test_a_division_of_nothing_is_told():

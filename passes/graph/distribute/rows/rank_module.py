@@ -19,6 +19,7 @@ from tilewright.passes.graph.distribute.rows.layer_axes import is_layer
 from tilewright.passes.graph.distribute.rows.overlap import Parts
 from tilewright.passes.graph.distribute.rows.placement import Placement, Split, sliced
 from tilewright.passes.graph.distribute.rows.spreading import Spread
+from tilewright.passes.graph.distribute.sharding.program import with_main
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
@@ -54,12 +55,7 @@ class _RankBuilder:
         last = main.body.ops[-1]
         self.b.append(replace(last, operands=tuple(self.whole(v) for v in last.operands)))
         block = self.b.block(main.params)
-        func = main.with_body(block.with_ops(live_ops(block)))
-        others = tuple(func if f is main else f for f in self.module.funcs)
-        named = frozenset(
-            str(op["name"]) for f in others for op in f.body.ops if op.name.endswith(".constant")
-        )
-        return self.module.with_funcs(others).with_constants(self.pool.constants.only(named))
+        return with_main(self.module, main.with_body(block.with_ops(live_ops(block))), self.pool)
 
     # -- ops -------------------------------------------------------------------------------------------------
     def op(self, op: Op) -> None:
