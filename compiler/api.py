@@ -177,7 +177,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
 
 
 def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:
-    """What the interpreter runs: the module after own passes of the graph level and those of a precision.
+    """The module as the interpreter runs it: after own passes of the graph level and those of a precision.
 
     Raises InputError for options that mean nothing without kernels.
     """

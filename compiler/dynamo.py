@@ -107,7 +107,7 @@ class Subgraph:
         return self._run(args)
 
     def _seen(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-        """Where the frozen tensors lie, and how often torch changed them."""
+        """The addresses of the frozen tensors, and how often torch changed each."""
         return tuple((args[i].data_ptr(), args[i]._version) for i in self._frozen)
 
     def _built(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:

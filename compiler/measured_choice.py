@@ -1,4 +1,4 @@
-"""What `tune="measure"` adds to a compilation: a search among kernels, and a comparison with libraries."""
+"""Parts that `tune="measure"` adds to a compilation: a search among kernels, a comparison with libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compilation was asked for: the options of `tilewright.compile` as one checked value."""
+"""The options of `tilewright.compile` as one checked value."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TimedConvolution:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Those that are legal: Winograd's are for dense 3 x 3 kernels."""
+        """The legal algorithms: Winograd's are for dense 3 x 3 kernels."""
         return ALGORITHMS if self.size == 3 and self.groups == 1 else ("direct", "fft")
 
     def module(self, seed: int = 0) -> Module:

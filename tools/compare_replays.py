@@ -88,7 +88,7 @@ def compare(network: str, a: argparse.Namespace) -> dict[str, Any]:
 def _times(
     exes: dict[str, Executable], inputs: Sequence[np.ndarray], a: argparse.Namespace
 ) -> tuple[bool, dict[str, float]]:
-    """Whether all replays give the bits of launching step by step; median microseconds of each."""
+    """Return whether all replays give the bits of launching step by step, and median microseconds of each."""
     constants = exes["serial"].artifact.constants
     with ExitStack() as stack:
         graphs, captures, checked = (

@@ -98,7 +98,7 @@ def read_faults(file: Path = FAULTS) -> tuple[PlantedFault, ...]:
 
 
 def pytest_arguments(tree: Path, tests: str) -> tuple[str, ...]:
-    """What pytest is given for an entry of `tests`; raises InputError where no one file has the name."""
+    """The arguments of pytest for an entry of `tests`; raises InputError where no one file has the name."""
     name, _, pattern = tests.partition(" ")
     matches = sorted((tree / "tests").rglob(name))
     if len(matches) != 1:

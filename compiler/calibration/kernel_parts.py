@@ -1,4 +1,4 @@
-"""What the thread-level functions of the micro-benchmarks have in common: parameters, loops, vectors."""
+"""Parts that the thread-level functions of the micro-benchmarks share: parameters, loops, vectors."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class TrialTimes:
 def time_trials(
     trials: Sequence[Trial], target: Target, device: Device, *, progress: bool | None = None
 ) -> dict[str, TrialTimes]:
-    """What one launch of every trial takes, by the trials' names; kernels are compiled all together.
+    """Times of one launch of every trial, by the trials' names; kernels are compiled all together.
 
     Raises WorkError and DeviceError.
     """

@@ -32,7 +32,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class GpuSizes:
-    """How much the trials of a GPU do.
+    """The amounts of work of the trials on a GPU.
 
     dram_words, cached_words: 32-bit elements of arrays far beyond the second-level cache, and well inside it.
     blocks: of the kernels that keep every multiprocessor busy. steps: of multiply-adds per thread; the other
@@ -76,7 +76,7 @@ def cpu_sizes(hardware: CpuHardware) -> CpuSizes:
 
 
 def gpu_trials(hardware: GpuHardware, sizes: GpuSizes, *, overlaps: bool) -> list[Trial]:
-    """What is timed on a GPU; overlaps: whether kernels may start before those they depend on have ended."""
+    """The trials on a GPU; overlaps: whether kernels may start before those they depend on have ended."""
     trials = [Trial("launch", compute.empty(waits=False), 1.0, runs=sizes.launches)]
     if overlaps:
         trials += [
@@ -154,7 +154,7 @@ def _matrices(hardware: GpuHardware, s: GpuSizes) -> list[Trial]:
 
 
 def cpu_trials(hardware: CpuHardware, s: CpuSizes) -> list[Trial]:
-    """What is timed on a CPU."""
+    """The trials on a CPU."""
     chains = 12  # two pipes of four cycles need eight, and compilers move some
     busy = compute.multiply_add(chains, s.steps, hardware.simd_lanes, blocks=s.groups, threads=1)
     work = 2.0 * s.groups * chains * s.steps * hardware.simd_lanes

@@ -39,7 +39,7 @@ def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[st
 
 
 def contract_of(source: KernelSource) -> KernelContract:
-    """What the launches of a kernel must be."""
+    """The contract that every launch of a kernel must fulfil."""
     spans = tuple(math.prod(p.shape) * itemsize(p.dtype) for p in source.params)
     return KernelContract(source.grid, source.block, source.shared_bytes_dynamic, spans, source.writes)
 

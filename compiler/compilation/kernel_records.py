@@ -1,4 +1,4 @@
-"""What is known of the kernels of a compilation: records to plan with, and facts for reports."""
+"""Records of the kernels of a compilation: to plan with, and as facts for reports."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KernelRecord:
 
     @property
     def seconds(self) -> float:
-        """Of one launch: measured where it was, else estimated; 0 where neither is known."""
+        """Seconds of one launch: measured where it was, else estimated; 0 where neither is known."""
         return self.measured_s or self._known("estimate_s") or 0.0
 
     @property

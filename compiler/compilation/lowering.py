@@ -35,7 +35,7 @@ class Lowered:
 
     @cached_property
     def records(self) -> tuple[KernelRecord, ...]:
-        """What is known of every kernel, those of libraries included."""
+        """The records of all kernels, those of libraries included."""
         return kernel_records(self.thread)
 
 

@@ -84,7 +84,7 @@ NO_PASSES = OwnPasses()
 
 
 def named_passes(imports: Sequence[str], texts: Sequence[str]) -> OwnPasses:
-    """Those of `--import FILE` and `--pass-pipeline 'LEVEL: ...'`; raises InputError."""
+    """The passes of `--import FILE` and `--pass-pipeline 'LEVEL: ...'`; raises InputError."""
     import_passes(imports)
     return OwnPasses.of(tuple(texts), where="--pass-pipeline")
 

@@ -221,7 +221,7 @@ class _Planner:
         return Launch(name, args, (1, 1, 1), 1, deps=deps, origin=origin, writes=kernel.writes)
 
     def library_codes(self) -> list[KernelCode]:
-        """What the plan stores of the library kernels that are called."""
+        """The codes of the library kernels that are called."""
         used = dict.fromkeys(launch.kernel for launch in self.launches)
         return [KernelCode(n, n, "library", self.libraries[n].to_json()) for n in used if n in self.libraries]
 
@@ -274,7 +274,7 @@ def _buffer(name: str, t: TensorType, kind: BufferKind, called: str) -> Buffer:
 
 
 def _slots(module: Module) -> dict[Value, _Slot]:
-    """Where the operands of joins lie; joins of joins are boxes of the outermost array."""
+    """The boxes of the operands of joins; joins of joins are boxes of the outermost array."""
     slots: dict[Value, _Slot] = {}
     for op in reversed(module.main.body.ops):
         if op.name != "tensor.join":

@@ -1,4 +1,4 @@
-"""What a report says of a compilation: hardware, kernels, algorithms of convolutions, layouts of values."""
+"""Facts of a compilation for its report: hardware, kernels, algorithms of convolutions, layouts of values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _estimated(op: Op, hardware: Hardware, constant_weight: bool) -> list[dict[s
 
 
 def layout_facts(main: Func) -> dict[str, Any]:
-    """How many values of @main keep their channels last, of how many; origins of ops that convert for it.
+    """The number of values of @main that keep their channels last, and of all; origins of ops that convert.
 
     The pass choose-layouts leaves the numbers at @main; without them every value is as the network has it.
     """
@@ -85,7 +85,7 @@ def layout_text(facts: dict[str, Any]) -> str:
 
 
 def compilation_facts(lowered: Lowered) -> dict[str, Any]:
-    """What a report says of a compilation.
+    """The facts of a compilation for its report.
 
     The hardware record, whether it was calibrated, the constants that were measured, those of another device,
     and the device without a record that it is used for. Of each kernel the

@@ -1,4 +1,4 @@
-"""Where calibrations are kept: one file per device and driver, beside the tuning database."""
+"""Files of calibrations: one per device and driver, beside the tuning database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calibration_path(kind: str, device: str, driver: str) -> Path:
 
 
 def has_calibrations(kind: str) -> bool:
-    """Whether any device that targets of `kind` open was calibrated; opens none."""
+    """Return whether any device that targets of `kind` open was calibrated; open none."""
     try:
         return any(calibration_folder()[0].glob(f"{kind}-*{_SUFFIX}"))
     except OSError:

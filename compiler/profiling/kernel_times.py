@@ -27,7 +27,7 @@ NANOSECOND = 1e-9
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled: a plan loaded on a device, and its constants.
+    """The subject of a profile: a plan loaded on a device, and its constants.
 
     kernels: gives the module at the thread level that the plan was made of, where it is needed.
     communicator: the other ranks of a plan that communicates; they profile theirs at the same time.
@@ -124,7 +124,7 @@ def _by_events(subject: Subject, loaded: TellsLaunchSpans, inputs: Sequence[obje
 def copy_spans(
     device: Device, plan: ExecutionPlan, inputs: Sequence[object], repeats: int
 ) -> tuple[CopySpan, ...]:
-    """How long `run` takes to copy all inputs in and all outputs out, by the host's clock.
+    """The times that `run` takes to copy all inputs in and all outputs out, by the host's clock.
 
     Plans of the same inputs or outputs without kernels are run, and a plan with neither is taken off.
     """

@@ -103,7 +103,7 @@ class ReplayRecord:
 
     @property
     def measured(self) -> bool:
-        """Whether a device ran it; else the model tells."""
+        """Return whether a device ran it; otherwise the times are the model's."""
         return self.clock != "model"
 
     @property
@@ -118,7 +118,7 @@ class ReplayRecord:
 
     @property
     def boundary_s(self) -> float:
-        """What one kernel boundary costs: the median gap between launches that follow each other on the
+        """The cost of one kernel boundary: the median gap between launches that follow each other on the
         critical path."""
         return median(self.timeline.boundary_gaps or (0.0,))
 
@@ -168,7 +168,7 @@ class ReplayRecord:
 
     @property
     def overhead(self) -> float:
-        """How much longer a replay of kernels that stamp takes: 0.02 is 2 %."""
+        """The share by which a replay of kernels that stamp takes longer: 0.02 is 2 %."""
         return self.recorded_s / self.total_s - 1.0 if self.recorded_s and self.total_s else 0.0
 
     @property

@@ -40,7 +40,7 @@ class MarkedPlan:
 
     @property
     def marks(self) -> tuple[int, ...]:
-        """Where the marks stand, ascending."""
+        """The positions of the marks, ascending."""
         return tuple(sorted((*self.before.values(), *self.after.values())))
 
 
@@ -242,7 +242,7 @@ def launch_spans(
 
 
 def _bounds(plan: ExecutionPlan, own: Sequence[Relative], marked: MarkedPlan) -> dict[int, tuple[int, int]]:
-    """By launch that cannot stamp, nanoseconds of the last end before it and of the first start behind it.
+    """Nanoseconds of the last end before each launch that cannot stamp and of the first start behind it.
 
     own: the stamps of every launch of `marked`.
     """
@@ -263,7 +263,7 @@ def _bounds(plan: ExecutionPlan, own: Sequence[Relative], marked: MarkedPlan) ->
 
 
 def processor_busy_s(stamps: Stamps) -> dict[int, float]:
-    """By multiprocessor, seconds in which at least one block of any launch ran on it."""
+    """Seconds in which at least one block of any launch ran, for each multiprocessor."""
     return {p.processor: p.busy_s for p in _processor_spans(_relative(stamps, _zero(stamps)))}
 
 

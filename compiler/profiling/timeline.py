@@ -1,4 +1,4 @@
-"""What a set of timed launches says: when nothing runs, which launches decide the length, what gaps cost."""
+"""Timelines of launches: when nothing runs, which launches decide the length, and the cost of gaps."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ LEVELS = ("graph", "tensor", "thread")
 
 @dataclass(frozen=True)
 class Artifact:
-    """What compiling gives, without a device: plan, constants, facts for reports, the network at each level.
+    """The result of compiling, without a device: plan, constants, facts for reports, the network by level.
 
     modules: by level what the passes left, without data; none of what was read from a file. saved_texts: by
     name the texts that a file holds besides, or, of what was read from a file, all of them. names: those of
@@ -69,7 +69,7 @@ class Artifact:
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
-        """By name every text that a file holds: of each level, and the entries of a tuning database."""
+        """Every text that a file holds, by name: of each level, and the entries of a tuning database."""
         return {**{level: show(module) for level, module in self.modules.items()}, **self.saved_texts}
 
     def module(self, level: str) -> Module:
@@ -214,7 +214,7 @@ class Executable:
         return [(n, float(np.median(r))) for n, r in zip(names, rows, strict=True)]
 
     def profile(self, *inputs: object, repeats: int = 10, compare_serial: bool = False) -> Profile:
-        """When every launch of a replay ran, on which stream and multiprocessors (see `Profile`).
+        """Record when every launch of a replay runs, on which stream and multiprocessors (see `Profile`).
 
         compare_serial: time the same kernels one after the other as well. All ranks of a network that
         communicates call it together. Raises UnsupportedError where the target runs nothing, or where the

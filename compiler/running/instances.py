@@ -28,7 +28,7 @@ class InstancePool:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no instance, not even one that is being loaded."""
+        """Return whether there is no instance, not even one that is being loaded."""
         with self._changed:
             return not self._all and not self._loading
 

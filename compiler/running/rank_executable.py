@@ -31,7 +31,7 @@ def world(timeout_s: float | None = None) -> MpiCommunicator:
 
 @contextmanager
 def together(communicator: MpiCommunicator) -> Iterator[None]:
-    """What fails inside, on whichever rank, ends the work of all with one sentence on each.
+    """A failure inside, on whichever rank, ends the work of all with one sentence on each.
 
     Errors of Tilewright name the rank they come from; the exit code of the process is theirs.
     """
@@ -102,14 +102,14 @@ class DistributedExecutable(Executable):
         return device.load(self.plan, constants, communicator=own)
 
     def report(self) -> dict[str, Any]:
-        """As of every executable, and what this rank sends and receives in one run."""
+        """The report of every executable, and what this rank sends and receives in one run."""
         kernels = communications(self.plan).values()
         moved = {"communications": len(kernels), "bytes_communicated": sum(k.bytes_moved for k in kernels)}
         return {**super().report(), "distributed": {**self.distribution, **moved}}
 
 
 def _read_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a compilation or a file says of the division; raises InputError where it is not all there."""
+    """The facts of the division from a compilation or a file; raises InputError where some are missing."""
     division = facts.get("distributed")
     good = (
         isinstance(division, dict)

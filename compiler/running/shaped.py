@@ -130,7 +130,7 @@ class ShapedExecutable(Executable):
 
 
 class ShapedReference(ReferenceExecutable):
-    """What `ShapedExecutable` is for the reference target: the networks are interpreted."""
+    """The `ShapedExecutable` of the reference target: the networks are interpreted."""
 
     def __init__(self, buckets: Buckets, executables: Sequence[ReferenceExecutable]) -> None:
         super().__init__(executables[0].module)

@@ -135,7 +135,7 @@ def _add_execution_arguments(p: CommandParser) -> None:
 
 
 def _add_compilation_arguments(p: CommandParser, g: argparse._ArgumentGroup) -> None:
-    """How the network of such a plan is compiled and timed."""
+    """Add the arguments that say how the network of such a plan is compiled and timed."""
 
     def add(*flags: str, **options: Any) -> None:
         p.add_scoped(g, _HERE, *flags, **options)

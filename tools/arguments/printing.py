@@ -1,4 +1,4 @@
-"""What commands print: errors and warnings on one line each, without control characters, and tables."""
+"""Output of commands: errors and warnings on one line each, without control characters, and tables."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class ArgumentError(Exception):
 
 
 class Given(Enum):
-    """What an argument NET names."""
+    """The kind of thing that an argument NET names."""
 
     RELAY = "Relay network"
     IR = "file of Tilewright IR"
@@ -28,7 +28,7 @@ class Given(Enum):
 
     @staticmethod
     def of(network: str) -> Given:
-        """By the beginning and the suffix of its name; what has no known suffix is read as Relay."""
+        """The kind by the beginning and the suffix of a name; without a known suffix it is Relay."""
         if network.startswith(ZOO):
             return Given.ZOO
         suffixes = {".ir": Given.IR, ".onnx": Given.ONNX, ".pt2": Given.EXPORTED, ".tw": Given.SAVED}
@@ -44,7 +44,7 @@ WITHOUT_WEIGHTS = frozenset({Given.RELAY, Given.ZOO})
 
 @dataclass(frozen=True)
 class OptionScope:
-    """Where an option has a meaning: elsewhere it is refused, so that nobody believes it did something.
+    """The cases in which an option has a meaning: in others it is refused, so that nobody trusts in it.
 
     inputs: what the network may be. kernels: the target must be one that has kernels, not the interpreter.
     needs: options of which one at least must be given, or options with a value (`--tune measure`) that they
@@ -80,7 +80,7 @@ def check_scope(flag: str, scope: OptionScope, arguments: argparse.Namespace) ->
 
 
 def _networks(arguments: argparse.Namespace) -> Iterable[str]:
-    """What the command takes networks from: one argument NET, or several."""
+    """The networks of the command: one argument NET, or several."""
     one = getattr(arguments, "network", None)
     return [one] if isinstance(one, str) else getattr(arguments, "networks", None) or ()
 

@@ -31,7 +31,7 @@ class HostClock:
         torch.set_num_threads(self.threads)
 
     def working(self) -> AbstractContextManager[None]:
-        """Where work is issued: calls return when they are done."""
+        """A context in which work is issued: calls return when they are done."""
         return nullcontext()
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ BETWEEN = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How contenders are compared.
+    """The way in which contenders are compared.
 
     ours: arguments of `tilewright.compile` by variant (the precision is that of the comparison where they
     name none), the first is the one judged. left_s: seconds until the
@@ -52,7 +52,7 @@ class Settings:
 
 
 class Exact(Protocol):
-    """What results are held against."""
+    """The exact results that contenders are compared with."""
 
     def error(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> float:
         """The largest relative error of what is known exactly of the outputs, as `relative_error` has it."""
@@ -146,12 +146,12 @@ def errors(
 
 
 def is_right(check: Mapping[str, float], limit: float) -> bool:
-    """Whether errors are within what the precision allows."""
+    """Return whether errors are within what the precision allows."""
     return check.get("relative_error", 0.0) <= limit and check.get("difference", 0.0) <= BETWEEN * limit
 
 
 class ExactReference:
-    """What results are held against, interpreted in float64 from the network as it was imported.
+    """Exact results, interpreted in float64 from the network as it was imported.
 
     batched: of a batch the first and the last sample. A network treats the samples of a batch alike, so
     sample i of a batch equals the network at batch 1 on it; results are kept by sample, and batches that
@@ -256,7 +256,7 @@ def _with_rates(case: KernelCase, row: Row) -> Row:
 
 @dataclass(frozen=True)
 class NetworkCase:
-    """What is compared: a network in a file, with shapes and constants as given, at a batch and precision.
+    """A network in a file to be compared, with shapes and constants as given, at a batch and precision.
 
     batch: the first extent of all inputs; None leaves every shape as it is.
     """

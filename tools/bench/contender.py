@@ -1,4 +1,4 @@
-"""What takes part in a comparison: something that runs a network on data already on its device."""
+"""Contenders of a comparison: each runs a network on data that lies on its device already."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def geometric_mean(ratios: Iterable[float]) -> float | None:
 
 
 def repeats_within(budget_s: float, once_s: float, *, least: int, most: int) -> int:
-    """How many runs of `once_s` fit into `budget_s`, between `least` and `most`."""
+    """The number of runs of `once_s` that fit into `budget_s`, between `least` and `most`."""
     return most if once_s <= 0 else max(least, min(most, math.ceil(budget_s / once_s)))
 
 

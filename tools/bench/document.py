@@ -57,7 +57,7 @@ class Document:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """What `Document` wrote; raises InputError for anything else."""
+    """Read a file that `Document` wrote; raises InputError for anything else."""
     try:
         data = json.loads(read_bounded(path, MAX_FILE_BYTES, "file of tilewright bench").decode())
     except (ValueError, RecursionError) as e:

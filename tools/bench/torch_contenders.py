@@ -21,7 +21,7 @@ from tilewright.tools.torch_peer.module import fused_calls, torch_module
 
 @dataclass(frozen=True)
 class Peer:
-    """Where a peer runs, and the mode that torch.compile is called with, where it is."""
+    """The devices that a peer runs on, and the mode of torch.compile, where that is called."""
 
     devices: tuple[str, ...]
     mode: str | None = None

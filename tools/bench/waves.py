@@ -74,7 +74,7 @@ def _work(make: Make, request: Any, prepared: Any, turn_file: str, result: Conne
 
 
 class _Turn:
-    """What one process of a wave waits for: that all have prepared, then that nobody else is timed."""
+    """The turn of one process of a wave: all must have prepared, and nobody else may be timed."""
 
     def __init__(self, prepared: Any, file: Path) -> None:
         self._prepared, self._file = prepared, file

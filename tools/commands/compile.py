@@ -52,7 +52,7 @@ def run_compile(a: argparse.Namespace) -> None:
 
 
 def _inputs(a: argparse.Namespace, inputs: list[dict[str, Any]]) -> str:
-    """What a call takes; where no weights were named, that they are inputs as well."""
+    """The inputs of a call in words; where no weights were named, that they are inputs as well."""
     shown = [f"{i['name']} {i['dtype']}{i['shape']}" for i in inputs[:MOST_INPUTS]]
     more = f" and {len(inputs) - MOST_INPUTS} more" if len(inputs) > MOST_INPUTS else ""
     unbound = a.params is None and Given.of(a.network) is Given.RELAY and len(inputs) > 1

@@ -47,7 +47,7 @@ def _take(a: argparse.Namespace, entries_of: Sequence[tuple[str, Entries]]) -> N
 
 
 def _entries_in(path: str | os.PathLike[str]) -> Entries:
-    """What a database holds; raises InputError where there is none, and makes none."""
+    """The entries of a database; raises InputError where there is none, and makes none."""
     file = Path(path)
     if not file.is_file():
         raise InputError("no such tuning database", where=str(path))

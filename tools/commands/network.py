@@ -1,4 +1,4 @@
-"""What every command shares: which network, which weights, which target; reading and making arrays."""
+"""Parts that commands share: the network, its weights and its target; reading and making arrays."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _speeds(a: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _required(a: argparse.Namespace, speeds: Sequence[float]) -> tuple[Interval, ...] | None:
-    """What each device reads for its share of the next layer, None where none follows."""
+    """The rows that each device reads for its share of the next layer, None where none follows."""
     if a.next is None:
         return None
     try:

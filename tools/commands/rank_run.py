@@ -26,12 +26,12 @@ Arrays = list[np.ndarray]
 
 
 def on_ranks(a: argparse.Namespace) -> bool:
-    """Whether the arguments ask for several devices."""
+    """Return whether the arguments ask for several devices."""
     return a.devices is not None or a.mode is not None
 
 
 def is_rank(a: argparse.Namespace) -> bool:
-    """Whether this process is one of the ranks itself."""
+    """Return whether this process is one of the ranks itself."""
     return bool(a.as_rank) or a.devices is None or started_by_mpi()
 
 
@@ -91,7 +91,7 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
 
 
 def rank_lines(facts: dict[str, Any]) -> str:
-    """What a report says of the ranks."""
+    """The lines of a report about the ranks."""
     lines = [
         f"rank {r['rank']}: {1e3 * r['seconds_median']:.3f} ms, {r['communications']} communications of "
         f"{r['bytes_communicated'] / 1e6:.3f} MB in all, {r['device']}"

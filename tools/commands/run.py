@@ -70,7 +70,7 @@ def run_network(a: argparse.Namespace) -> None:
 
 
 def _run_on_ranks(a: argparse.Namespace) -> None:
-    """As one of several ranks, of which the first reports; or start them."""
+    """Run as one of several ranks, of which the first reports; or start them."""
     if not is_rank(a):
         start_ranks(a)
     elif (first := run_rank(a)) is not None:
@@ -178,7 +178,7 @@ def _times(a: argparse.Namespace, exe: StreamedExecutable, inputs: list[Arrays])
 
 
 def streaming_lines(streaming: dict[str, Any]) -> str:
-    """What a person reads of a streamed run: memory, then every part measured and predicted."""
+    """The text about a streamed run: memory, then every part measured and predicted."""
     report, comparison = streaming["report"], streaming["against_model"]
     lines = [
         f"{report['steps']} steps ({report['plans']} plans), {shown_bytes(report['weight_bytes'])} in all",

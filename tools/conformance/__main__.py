@@ -70,7 +70,7 @@ def machine_targets() -> list[str]:
 
 
 def _work(suites: Sequence[Suite], targets: Sequence[str], only: Sequence[str]) -> list[tuple[str, str, str]]:
-    """What to run; networks are checked on the reference in fp32 only, where they define what is right."""
+    """The cases to run; networks run on the reference in fp32 only, where they define what is right."""
     for t in targets:
         resolve_target(t)
     return [

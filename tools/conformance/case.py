@@ -1,4 +1,4 @@
-"""What a suite of conformance cases is, and what running one case gives."""
+"""Suites of conformance cases, and the results of single cases."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def compare(got: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
 
 
 def exact_fault(got: np.ndarray, expected: np.ndarray) -> str:
-    """What is wrong with the shape and dtype of a result, and with values that no rounding excuses."""
+    """The fault of a result in shape, dtype or a value that no rounding excuses; empty without one."""
     if (got.shape, got.dtype) != (expected.shape, expected.dtype):
         return f"expected {expected.dtype}{list(expected.shape)}, got {got.dtype}{list(got.shape)}"
     if dtype_name(expected.dtype) in FLOATS:

@@ -155,7 +155,7 @@ def _run_recorded(folder: Path, name: str, target: str) -> float:
 
 
 def _distinct(results: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What `unique` defines: beyond the number of distinct elements TVM leaves memory as it was."""
+    """The results that `unique` defines: beyond the distinct elements TVM leaves memory as it was."""
     elements, indices, inverse, number, *counts = results
     n = int(number[0])
     return [elements[:n], indices[:n], inverse, number, *(c[:n] for c in counts)]

@@ -1,4 +1,4 @@
-"""What a foreign network is: how to build it, what it is fed, and how exact it can be."""
+"""Descriptions of foreign networks: how to build each, what it is fed, and how exact it can be."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class ForeignNetwork:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """All that lead from torch."""
+        """All ways that lead from torch."""
         return tuple(WAYS)
 
     @property
     def batched(self) -> bool:
-        """Whether other batches than one are possible."""
+        """Return whether other batches than one are possible."""
         return True
 
     def limit(self, precision: str) -> float:

@@ -29,7 +29,7 @@ def _bert_like(**options: Any) -> dict[str, Any]:
 
 
 def _llama_like(**options: Any) -> dict[str, Any]:
-    """As `_bert_like`, with keys and values that two heads share."""
+    """Options as of `_bert_like`, with keys and values that two heads share."""
     return _bert_like(num_key_value_heads=2, use_cache=False, **options)
 
 

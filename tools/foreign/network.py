@@ -50,7 +50,7 @@ class Prepared:
         return way
 
     def exact(self, inputs: list[Any]) -> list[np.ndarray]:
-        """What torch computes in float64."""
+        """Results that torch computes in float64."""
         torch = import_module("torch")
         with torch.no_grad():
             wide = copy.deepcopy(self.network).double()
@@ -58,7 +58,7 @@ class Prepared:
         return [host_array(y) for y in results]
 
     def rounded(self, inputs: list[Any], precision: str) -> list[np.ndarray]:
-        """What torch computes with weights and inputs in 16 bits, on a GPU where it sees one."""
+        """Results that torch computes with weights and inputs in 16 bits, on a GPU where it sees one."""
         torch = import_module("torch")
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
         place = "cuda" if torch.cuda.is_available() else "cpu"

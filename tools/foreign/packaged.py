@@ -16,7 +16,7 @@ from tilewright.tools.foreign.ways import FILE, Imported, Way
 
 
 class NotInstalled(Exception):
-    """What the row needs is not installed."""
+    """A package that the row needs is not installed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Trained:
         return list(self._entry.inputs(batch).values())
 
     def exact(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What ONNX Runtime computes in float32 on the processor."""
+        """Results that ONNX Runtime computes in float32 on the processor."""
         named = dict(zip(self._entry.inputs(1), inputs, strict=True))
         return reference(self._file, {**named, **self._fixed(named)})
 

@@ -58,7 +58,7 @@ def _spectra(name: str, frames: int, bins: int, scale: float = 1.0) -> _Inputs:
 
 
 def _echo(hidden: int) -> _Inputs:
-    """What was played, what the microphone heard, and what came out of the canceller."""
+    """The played sound, the sound at the microphone, and the output of the canceller."""
     return lambda _: {
         "input": np.stack([log_power(60, 160, number=i) / np.float32(4) for i in range(3)])[None],
         "h0": np.zeros((4, 1, hidden), np.float32),

@@ -20,7 +20,7 @@ BAD = (WRONG, FAILED, DIED, TIMEOUT)
 
 @dataclass(frozen=True, order=True)
 class ForeignCase:
-    """What a row runs."""
+    """The network, way in, batch, target and precision of a row."""
 
     network: str
     via: str
@@ -55,7 +55,7 @@ HEAD = (
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many networks are right in all their rows, and how many rows are in each state."""
+    """The number of networks that are right in all their rows, and of rows in each state."""
     names = list(dict.fromkeys(r.case.network for r in rows))
     whole = [n for n in names if all(r.state in GOOD for r in rows if r.case.network == n)]
     states = list(dict.fromkeys(r.state for r in rows))

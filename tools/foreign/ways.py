@@ -53,7 +53,7 @@ class Imported:
         self._exported = exported
 
     def as_exported(self, inputs: Sequence[Any]) -> list[np.ndarray] | None:
-        """What ONNX Runtime computes from the file that torch wrote; None where there is no such file.
+        """Results of ONNX Runtime from the file that torch wrote; None where there is no such file.
 
         Raises ModuleNotFoundError where ONNX Runtime is not installed.
         """

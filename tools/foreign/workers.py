@@ -249,7 +249,7 @@ class _Runner:
         return Prepared(self._entry)
 
     def _kept(self, key: object, make: Callable[[], Any]) -> Any:
-        """What was made before, failures included; how long it took is kept beside it."""
+        """The object that was made before, failures included; the time it took is kept beside it."""
         if key not in self._known:
             start = time.perf_counter()
             try:

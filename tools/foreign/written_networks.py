@@ -52,7 +52,7 @@ class _TimedBlock(nn.Module):  # type: ignore[misc]
         self.skip = nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Any, time: Any) -> Any:
-        """As wide as `outputs`."""
+        """The features, as wide as `outputs`."""
         y = self.into(functional.silu(self.first(x)))
         scale, shift = self.time(functional.silu(time))[:, :, None, None].chunk(2, 1)
         return self.skip(x) + self.out(functional.silu(self.second(y) * (1 + scale) + shift))

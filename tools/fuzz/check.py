@@ -36,7 +36,7 @@ def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
 
 
 def fails(target: str, kind: str, module: Module, inputs: Sequence[np.ndarray]) -> bool:
-    """Whether `check` raises an error whose class has the name `kind`."""
+    """Return whether `check` raises an error whose class has the name `kind`."""
     try:
         check(module, inputs, target)
     except Exception as e:  # noqa: BLE001 - any error of the kind looked for is the finding

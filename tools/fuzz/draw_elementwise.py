@@ -26,7 +26,7 @@ def _plain(d: OpDef, p: RandomGraph) -> None:
 
 
 def _takes(d: OpDef, dtype: str) -> bool:
-    """Whether the op takes operands of this dtype, with the defaults of its attributes."""
+    """Return whether the op takes operands of this dtype, with the defaults of its attributes."""
     assert d.infer is not None
     try:
         d.infer([TensorType(dtype, (1,))] * len(d.operands), dict(d.complete({})))

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Rejected(Exception):
-    """What was drawn does not make a valid or a well-conditioned op; another draw may."""
+    """A draw does not make a valid or a well-conditioned op; another draw may."""
 
 
 @dataclass(frozen=True)

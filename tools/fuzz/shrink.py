@@ -49,7 +49,7 @@ def _candidates(module: Module, inputs: Sequence[np.ndarray]) -> Iterator[Case]:
 
 
 def _values(module: Module, inputs: Sequence[np.ndarray]) -> dict[Value, np.ndarray]:
-    """What the reference computes for every value."""
+    """Every value as the reference computes it."""
     made = [r for op in module.main.body.ops[:-1] for r in op.results]
     whole, _ = _rebuilt(module, inputs, module.main.body.ops[:-1], made, {})
     return dict(zip(made, interpret(whole, *inputs), strict=True))

@@ -28,7 +28,7 @@ class _State:
 
 @dataclass(frozen=True)
 class LastStep:
-    """What follows the passes: the plan, or the text of the kernels."""
+    """The step behind the passes: the plan, or the text of the kernels."""
 
     label: str
     summary: str

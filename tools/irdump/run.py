@@ -1,4 +1,4 @@
-"""What `irdump` does with a module: picks the passes, runs them under instruments, writes the outputs."""
+"""The work of `irdump` on a module: it picks the passes, runs them under instruments, writes the outputs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _pipeline(arguments: argparse.Namespace, source: IrSource, target: Target) -
 
 
 def _by_default(arguments: argparse.Namespace, source: IrSource) -> bool:
-    """Whether a page of the default passes is asked for, and no level."""
+    """Return whether a page of the default passes is asked for, and no level."""
     named = arguments.pass_pipeline is not None or "pipeline" in source.header
     return arguments.html is not None and arguments.level is None and not named
 

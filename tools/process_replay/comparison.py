@@ -37,7 +37,7 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs in one case; `error` where one side could not compile it as the other could."""
+    """The differences in one case; `error` where one side could not compile it as the other could."""
 
     case: ReplayCase
     kernels: int
@@ -175,7 +175,7 @@ def _diff(old: Sequence[str], new: Sequence[str], title: str) -> tuple[str, ...]
 
 
 def findings(comparisons: Sequence[Comparison], *, diff: bool) -> str:
-    """What differs, case by case, with its diffs where asked for."""
+    """The differences, case by case, with their diffs where asked for."""
     out = []
     for c in comparisons:
         if c.same:

@@ -82,7 +82,7 @@ def _declared(tokens: Iterable[tuple[str, str]]) -> frozenset[str]:
 
 
 def _is_attribute(code: Sequence[tuple[str, str]], end: int) -> bool:
-    """Whether the parenthesis that closes at `end` belongs to an attribute or an alignment of a type."""
+    """Return whether the parenthesis that closes at `end` is of an attribute or an alignment of a type."""
     depth = 0
     for at in range(end, -1, -1):
         depth += {")": 1, "(": -1}.get(code[at][1], 0)
@@ -159,7 +159,7 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 
 def _says(value: Any) -> bool:
-    """Whether a value is anything but empty, zero or false."""
+    """Return whether a value is anything but empty, zero or false."""
     return bool(value)
 
 

@@ -116,7 +116,7 @@ def write(path: str, record: Mapping[str, Any]) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """What `write` wrote; raises OSError, EOFError or ValueError where that is damaged."""
+    """Read a record that `write` wrote; raises OSError, EOFError or ValueError where it is damaged."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         record: dict[str, Any] = json.load(file)
     return record

@@ -44,7 +44,7 @@ class ReplayCase:
 
     @property
     def file_name(self) -> str:
-        """Of the record."""
+        """The name of the record's file."""
         return f"{self.network}.{self.target.replace(':', '-')}.{self.precision}.json.gz"
 
 
@@ -65,7 +65,7 @@ class Networks:
         return self.folder / "ref" / f"{name}.npz"
 
     def request(self, case: ReplayCase, file: str) -> dict[str, Any]:
-        """What the recorder is asked; `file` is where its record goes, empty for nowhere."""
+        """The request to the recorder; `file` is where its record goes, empty for nowhere."""
         with np.load(self._facts(case.network)) as stored:
             inputs = tuple(json.loads(str(stored["inputs"])))
         path = str((self.folder / f"{case.network}.relay").resolve())
@@ -73,14 +73,14 @@ class Networks:
         return {"path": path, "inputs": inputs, "file": file, **choices}
 
     def digest(self, name: str) -> str:
-        """Of the files that a record depends on."""
+        """A digest of the files that a record depends on."""
         digest = hashlib.sha256((self.folder / f"{name}.relay").read_bytes())
         digest.update(self._facts(name).read_bytes())
         return digest.hexdigest()
 
 
 def environment_digest() -> str:
-    """Of what records depend on besides code and network: recorder, machine, Python and its packages."""
+    """A digest of what records depend on besides code and network: recorder, machine, Python, packages."""
     requirements = (r for r in requires("tilewright") or () if "extra ==" not in r or _OF_COMPILING.search(r))
     names = sorted({re.split(r"[^\w.-]", r)[0] for r in requirements})
     packages = (f"{d.name} {d.version}" for name in names for d in distributions(name=name))
@@ -141,7 +141,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Recording:
-    """Where the records of one source lie, by case, and what still has to be compiled for them."""
+    """The files of the records of one source, by case."""
 
     source: CommitSource
     files: dict[ReplayCase, Path]
@@ -151,14 +151,14 @@ class Recording:
         return [case for case, file in self.files.items() if not _readable(file)]
 
     def record(self, case: ReplayCase) -> dict[str, Any]:
-        """What the source made of a case."""
+        """The record of a case."""
         return recorder.read(str(self.files[case]))
 
 
 def recording(
     source: CommitSource, cases: Sequence[ReplayCase], networks: Networks, cache: Path, scratch: Path
 ) -> Recording:
-    """Where the records of a source lie: of a commit in `cache`, of a changed working tree in `scratch`."""
+    """The records of a source: of a commit in `cache`, of a changed working tree in `scratch`."""
     environment = environment_digest()
     files: dict[ReplayCase, Path] = {}
     for network, group in groupby(cases, key=lambda case: case.network):

@@ -21,7 +21,7 @@ PACKAGE = "tilewright"
 
 @dataclass(frozen=True)
 class CommitSource:
-    """What is replayed: `title` names it for people, `commit` is empty for a changed working tree.
+    """The source to replay: `title` names it for people, `commit` is empty for a changed working tree.
 
     code: a digest of the folders that the package is made of, the same for commits that differ elsewhere
     only; empty for a changed working tree.
@@ -33,7 +33,7 @@ class CommitSource:
 
 
 def git(repository: Path, *arguments: str) -> bytes:
-    """What git prints; raises InputError with what it complains about."""
+    """The output of git; raises InputError with its complaint."""
     done = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()

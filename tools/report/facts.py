@@ -1,4 +1,4 @@
-"""What the report shows, collected from an executable: kernels, launches, choices, work and times."""
+"""Facts that the report shows, collected from an executable: kernels, launches, choices, work and times."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class _Collector:
         return tuple(op_title(at, self.graph_ops.get(at, ())) for at in locations)
 
     def cost(self, name: str, modelled: dict[str, Any] | None) -> dict[str, Any]:
-        """What the model said of a kernel; the plain roofline where its parameters were given by hand."""
+        """The model's cost of a kernel; the plain roofline where its parameters were given by hand."""
         if modelled is not None:
             return modelled
         kernel, hardware = self.tensor[name], self.hardware
@@ -346,7 +346,7 @@ class LaunchTimes:
 
     @property
     def measured(self) -> bool:
-        """Whether a device was timed."""
+        """Return whether a device was timed."""
         return self.source == "measured"
 
 

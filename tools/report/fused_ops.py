@@ -1,4 +1,4 @@
-"""Which ops of the network each launch computes: noted before kernels that are alike become one."""
+"""The ops of the network that each launch computes, noted before equal kernels become one."""
 
 from __future__ import annotations
 

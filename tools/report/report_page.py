@@ -238,7 +238,7 @@ def replay_cards(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
 
 
 def timeline_note(facts: ReportFacts) -> str:
-    """How the picture came about and how to read it."""
+    """A note on how the picture came about and how to read it."""
     r = facts.replay
     drawn = len(waits_across(r)) <= SHOWN_WAITS
     waits = "are thin lines" if drawn else "are too many to be drawn"

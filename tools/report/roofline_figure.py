@@ -77,7 +77,7 @@ def rate(k: KernelFacts) -> float:
 
 
 def point_title(facts: ReportFacts, rank: int, k: KernelFacts) -> str:
-    """What hovering over a kernel's point says."""
+    """The text that shows when the pointer is over a kernel's point."""
     part = 100 * rate(k) / facts.hardware.peak_flops_per_s
     return (
         f"{rank} {k.name}\n{k.operator_class}, {counted(k.calls, 'launch')} of {seconds_text(k.seconds)}\n"
@@ -146,7 +146,7 @@ def _legend(ax: Any, colours: dict[str, str], present: set[str]) -> None:
 
 
 def _diameter(k: KernelFacts, total: float) -> float:
-    """Of a point, in points: its area grows with the kernel's share of the time."""
+    """The diameter of a mark in points: its area grows with the kernel's share of the time."""
     return float(5 + 22 * np.sqrt(k.total_s / total))
 
 

@@ -1,4 +1,4 @@
-"""What a page takes for granted of an executable's facts, checked: a saved one may say anything."""
+"""Checks of the facts of an executable that a page relies on: a saved one may say anything."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def parameter_text(value: Any) -> str:
 
 
 def hardware_text(facts: Mapping[str, Any]) -> str:
-    """What the hardware record of a compilation has from other devices, in one line; empty if nothing.
+    """One line about what the hardware record of a compilation has from other devices; empty if nothing.
 
     facts: those of `tilewright.compilation.report_facts`; files of older versions do not say it.
     """

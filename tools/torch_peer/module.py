@@ -64,7 +64,7 @@ class _Build:
         self._tracer = torch.fx.proxy.GraphAppendingTracer(graph)
 
     def proxy(self, node: Any) -> Any:
-        """What calls on a node are recorded through."""
+        """A proxy that records calls on a node."""
         return self.torch.fx.Proxy(node, self._tracer)
 
     def weight(self, array: np.ndarray, *, linear: bool) -> Any:

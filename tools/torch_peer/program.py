@@ -218,5 +218,5 @@ def _storage_needed(calls: Sequence[Call], last: dict[Value, int]) -> dict[Value
 
 
 def _is_view(name: str) -> bool:
-    """Whether a call gives what its operand holds, seen otherwise; calls of several ops compute."""
+    """Return whether a call is a view of its operand; calls of several ops compute."""
     return is_defined(name) and facts_of(name).elements in VIEWS
