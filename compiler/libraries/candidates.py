@@ -36,11 +36,11 @@ class LibraryDevice(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name that a person reads."""
         ...
 
     def library_version(self, provider: str) -> str:
-        """What stored algorithms of a library depend on; raises `DeviceMissingError`."""
+        """The version that stored algorithms of a library depend on; raises `DeviceMissingError`."""
         ...
 
     def library_kernels(

@@ -74,7 +74,7 @@ class LibraryChoice:
 
     @property
     def possible(self) -> bool:
-        """Whether the device runs libraries at all."""
+        """True where the device runs libraries at all."""
         return isinstance(self.measurer.device, LibraryDevice)
 
     def choose(self, module: Module) -> Module:
@@ -206,7 +206,7 @@ class _Comparing:
         calls: int,
         turn: Budget,
     ) -> Compared | None:
-        """What is measured of a kernel whose parameters are `chosen`, or was of an equal one."""
+        """Compare a kernel whose parameters are `chosen`, or recall an equal one."""
         subject = cache_key(subject_text(kernel, at), chosen)
         if subject in self._by_subject:
             self._by_subject[subject].occurrences += calls
@@ -227,7 +227,7 @@ def validated_libraries(
     budget: Budget,
     streams: str,
 ) -> dict[str, Any]:
-    """What replays of the network say of library kernels, or said in an earlier run: facts for reports.
+    """Validate library kernels in replays of the network, or recall an earlier run; gives facts for reports.
 
     `refused` names the kernels whose programs make the network slower: first all are left out, if that is
     faster, then one group after another. module: the network without libraries. groups: names of kernels that

@@ -38,7 +38,7 @@ _FIELDS = ("generated_s", "library_s", "candidates", "library", "whole", "fastes
 
 @dataclass
 class Compared:
-    """What measuring said of one kernel: seconds generated, and with the fastest library kernel.
+    """The measurements of one kernel: seconds generated, and with the fastest library kernel.
 
     fastest: seconds by library. candidates: how many were timed, all that there are if `whole`, so that a run
     with more time need not look again. taken: the library kernel that is taken, and `program` with it; None
@@ -81,7 +81,7 @@ class Compared:
 
     @staticmethod
     def from_json(text: str, kernel: str, occurrences: int) -> Compared | None:
-        """What `to_json` wrote, for a kernel; None for anything else."""
+        """Read what `to_json` wrote of a kernel; None for anything else."""
         try:
             data = json.loads(text)
             taken, failed = data.pop("kernel"), data.pop("failed")
@@ -130,7 +130,7 @@ class LibraryComparisons:
         calls: int,
         limit: Budget,
     ) -> Compared | None:
-        """What measuring says of a kernel and its candidates; None where there are none, or no time.
+        """Measure a kernel and its candidates; None where there are none, or no time.
 
         subject: what the kernel is known by. generated: makes the program that computes it without libraries.
         constants: positions of its parameters that are constants. calls: how often the network calls it.
@@ -218,7 +218,7 @@ class LibraryComparisons:
             result.failed.append(fault)
 
     def _difference(self, expected: Sequence[np.ndarray], candidate: Module) -> str | None:
-        """What is wrong with the candidate's results on random inputs; None where they agree."""
+        """Say how the candidate's results differ on random inputs; None where they agree."""
         (kernel,) = library_kernels(candidate).values()
         tolerance = TOLERANCE["tf32" if kernel.problem.tf32 else kernel.problem.dtype]
         for one, other in zip(expected, _outputs(self.measurer, candidate), strict=True):

@@ -264,7 +264,7 @@ def _sum_of_parts(second: Func, parts: Value) -> Op | None:
 
 
 def _adds_all(op: Op) -> bool:
-    """Whether the body is the sum of all its parameters, each once."""
+    """True where the body is the sum of all its parameters, each once."""
     assert op.body is not None
     made = {inner.result: inner for inner in op.body.ops[:-1]}
     stack, terms = list(op.body.ops[-1].operands), []

@@ -82,7 +82,7 @@ def _closure(ops: Sequence[Op], values: Sequence[Value]) -> set[Op]:
 
 
 def _free(ops: Sequence[Op]) -> list[Value]:
-    """What the ops read and do not compute, in the order of first use."""
+    """The values that the ops read and do not compute, in the order of first use."""
     made = {r for op in ops for r in op.results}
     return list(dict.fromkeys(v for op in ops for v in op.operands if v not in made))
 

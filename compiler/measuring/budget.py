@@ -1,4 +1,4 @@
-"""How long measuring may take: a number of seconds, also as text, and the clock that runs against it."""
+"""The time that measuring may take: a number of seconds, also as text, and a clock that runs against it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left."""
+        """True where nothing is left."""
         return self.left_s <= 0.0
 
     def share(self, part: float) -> Budget:
@@ -46,7 +46,7 @@ class Budget:
 
 
 class Turns:
-    """What is left of a budget, shared among parts of some work in proportion to their weights.
+    """The rest of a budget, shared among parts of some work in proportion to their weights.
 
     weights: of all parts, in any unit. What a part leaves goes to those that come later.
     """

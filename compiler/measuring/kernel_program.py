@@ -44,12 +44,12 @@ def constants_of(module: Module) -> Mapping[str, tuple[int, ...]]:
 
 
 def subject_text(kernel: Func, constants: Collection[int]) -> str:
-    """What is the same for kernels that a search need not tell apart: all but names and parameters."""
+    """The text that is equal for kernels which a search need not tell apart: all but names and parameters."""
     return f"constants {sorted(constants)}\n{kernel_text(undecided(kernel))}"
 
 
 def occurrences_of(module: Module) -> dict[str, int]:
-    """How often @main calls each kernel."""
+    """The number of calls of each kernel in @main."""
     counts: dict[str, int] = {}
     for op in module.main.body.ops:
         ref = op.get("callee")

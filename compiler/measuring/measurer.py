@@ -194,7 +194,7 @@ def measurer(target: Target, database: str | os.PathLike[str] | None) -> Iterato
 
 
 def _compiler_of(target: Target) -> str:
-    """What turns kernel text into machine code; of OpenCL the driver does, of the emulator its name tells."""
+    """The compiler of kernel text, with its version and flags; that of OpenCL is the driver's."""
     if target.kind == "cuda":
         return " ".join(("NVRTC", nvrtc_version(), target.arch, *BASE_FLAGS))
     return " ".join((target.kind, *BUILD_OPTIONS)) if target.kind == "opencl" else target.kind

@@ -208,7 +208,7 @@ def _calls_of(module: Module, variant: Func) -> Module:
 
 
 def _renamed(part: NetworkPlan, constants: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """What the constants of the part are called in the network: their name where it means the same array."""
+    """The names in the network of the part's constants: their own where it means the same array."""
     out = {}
     for name, array in part.constants.items():
         new = name

@@ -44,7 +44,7 @@ class Validation:
 
 
 def is_better(new: Sequence[float], old: Sequence[float]) -> bool:
-    """Whether paired times in seconds, taken in turns, say that the new is faster."""
+    """True where paired times in seconds, taken in turns, say that the new is faster."""
     gain = 1.0 - median_high(new) / median_high(old) if median_high(old) > 0.0 else 0.0
     return gain >= MARGIN or (gain >= SURE_MARGIN and all(a < b for a, b in zip(new, old, strict=True)))
 

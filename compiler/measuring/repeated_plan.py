@@ -27,7 +27,7 @@ _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 
 def copies_for(nbytes: int, hardware: Hardware) -> int:
-    """How many copies of so many bytes of weights exceed the L2; 1 where one does or too many would."""
+    """The number of copies of these weights that exceed the L2; 1 where one does or too many would."""
     if not isinstance(hardware, GpuHardware) or nbytes <= 0:
         return 1
     copies = -int(-SPREAD * hardware.l2_bytes // nbytes)
@@ -51,7 +51,7 @@ def weights_of(plan: ExecutionPlan) -> tuple[Buffer, ...]:
 
 
 def copies_in(plan: ExecutionPlan, hardware: Hardware) -> int:
-    """How many copies of its weights a program needs to find them in DRAM."""
+    """The number of copies of its weights that a program needs to find them in DRAM."""
     return copies_for(sum(b.nbytes for b in weights_of(plan)), hardware)
 
 

@@ -1,4 +1,4 @@
-"""Which launches run on which stream: by a named policy, by the replay model, or by measured replays."""
+"""The choice of streams: by a named policy, by the replay model, or by measured replays."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class KernelCost:
 
 
 def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
-    """What a launch of each kernel costs, by its name: measured where it was, else by the model."""
+    """The cost of a launch of each kernel, by its name: measured where it was, else by the model."""
     costs = {}
     for k in kernels:
         # A bound set by latency or by the launch itself leaves the GPU's throughput to others.

@@ -136,7 +136,7 @@ def _fastest(rows: list[TimedAlgorithm]) -> str:
 
 
 def _modelled(module: Module, context: PassContext, workspace: str) -> dict[Op, str]:
-    """What the cost model takes for every convolution."""
+    """The algorithm that the cost model takes for every convolution."""
     passes = ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{workspace={workspace}}}")
     new = run_pipeline(module, passes, context).main.body.ops
     pairs = zip(module.main.body.ops, new, strict=True)

@@ -1,4 +1,4 @@
-"""What measuring decided, recalled from a tuning database and kept in it: kernels, convolutions, networks."""
+"""Decisions by measurement in a tuning database, recalled and kept: kernels, convolutions, networks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ChoiceBook:
             self.put(task.subject, record, [r.program for r in outcome.ranking])
 
     def recall_network(self, module: Module, tasks: Mapping[str, Task]) -> Validation | None:
-        """What an earlier run came to in the whole network, if it had the same candidates."""
+        """The result of an earlier run in the whole network, if it had the same candidates."""
         choice = self.choice(subject_of(module))
         data = {} if choice is None else json.loads(choice.record)
         if (
@@ -89,7 +89,7 @@ class ChoiceBook:
         self.put(subject_of(module), record, [])
 
     def choice(self, subject: str) -> StoredChoice | None:
-        """What the database has under a subject, for this device."""
+        """The choice that the database has under a subject, for this device."""
         return self._measurer.database.choice(self._measurer.key(subject))
 
     def put(self, subject: str, record: str, programs: list[str]) -> None:
@@ -128,7 +128,7 @@ class ChoiceBook:
         return point if point is not None and self._program(task, point) == row["program"] else None
 
     def _program(self, task: Task, point: int) -> str:
-        """What names the program of a point, as it is compiled now; empty where it is refused."""
+        """The digest of a point's program, as it is compiled now; empty where it is refused."""
         if point not in task.checked:
             try:
                 module = task.module(task.search.space.variant(point))
@@ -139,5 +139,5 @@ class ChoiceBook:
 
 
 def subject_of(module: Module) -> str:
-    """What names a network at tensor level: its text but for parameters, origins and names of values."""
+    """The digest of a network at tensor level: its text but for parameters, origins and names of values."""
     return "network:" + cache_key(*(kernel_text(undecided(f, network=True)) for f in module.funcs))

@@ -1,4 +1,4 @@
-"""What a search has to say: points measured, pruned and left over, what is certified, violated bounds."""
+"""The report of a search: points measured, pruned and left over, certified kernels, violated bounds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _kernel_row(task: Task) -> dict[str, Any]:
 
 
 def violations_of(task: Task, measurer: Measurer) -> list[str]:
-    """What was measured below its bound, each with all that is needed to measure it again."""
+    """The points that were measured below their bounds, with all that is needed to measure them again."""
     search = task.search
     where = f"{measurer.target} on {measurer.device.name}"
     texts = (

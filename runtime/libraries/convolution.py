@@ -70,7 +70,7 @@ class ConvolutionProblem:
 
     @property
     def has_bias(self) -> bool:
-        """Whether a vector of one element per filter is added."""
+        """True where a vector of one element per filter is added."""
         return self.epilogue.endswith("bias")
 
     def itemsize(self, role: str) -> int:

@@ -224,7 +224,7 @@ class CublasLt:
         _check(f"cublasLtMatmul ({doing})", self._library.cublasLtMatmul(self._handle, *arguments))
 
     def fits(self, descriptors: _Descriptors, algorithm: Algorithm, workspace_bytes: int) -> bool:
-        """Whether the algorithm runs such a product with this workspace on this GPU."""
+        """True where the algorithm runs such a product with this workspace on this GPU."""
         result = HeuristicResult()
         status = self._library.cublasLtMatmulAlgoCheck(
             self._handle, descriptors.operation, *descriptors.layouts, ctypes.byref(algorithm),

@@ -1,4 +1,4 @@
-"""What a plan stores of a library kernel: provider, problem, algorithm, workspace and version, as JSON."""
+"""The record of a library kernel in a plan: provider, problem, algorithm, workspace, version, as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LibraryKernel:
 
     @property
     def operation(self) -> str:
-        """What the library computes: `matmul`, `convolution`, `attention` or `norm`."""
+        """The operation of the library: `matmul`, `convolution`, `attention` or `norm`."""
         return next(name for name, kind in PROBLEMS.items() if kind is type(self.problem))
 
     def arguments(self) -> tuple[Argument, ...]:

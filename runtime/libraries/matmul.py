@@ -57,7 +57,7 @@ class MatmulProblem:
 
     @property
     def has_bias(self) -> bool:
-        """Whether a vector of m elements is added."""
+        """True where a vector of m elements is added."""
         return self.epilogue.endswith("bias")
 
     def stored(self, role: str) -> tuple[int, int, Matrix]:

@@ -1,4 +1,4 @@
-"""What every problem a library solves tells of its arguments, and how its fields are read from JSON."""
+"""The protocol of problems that libraries solve, their arguments, and checks of their fields."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Provider(Protocol):
 
     @property
     def version(self) -> str:
-        """What stored algorithms depend on."""
+        """The version that stored algorithms depend on."""
         ...
 
     def kernels(self, problem: Any, workspace_bytes: int) -> Iterable[LibraryKernel]:

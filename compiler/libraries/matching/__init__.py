@@ -1,1 +1,1 @@
-"""Which part of a network a vendor library computes: matching of kernels with library problems."""
+"""Matchers: the parts of a kernel that a vendor library computes, as its problems."""

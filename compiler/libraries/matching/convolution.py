@@ -62,7 +62,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class WindowDim:
-    """How one dimension of the image is windows: position = step * place + dilation * tap - before."""
+    """A dimension of the image that windows move along: position = step * place + dilation * tap - before."""
 
     dim: int
     place: str

@@ -1,4 +1,4 @@
-"""Which maps behind a contraction a library kernel takes along, read off their scalar bodies."""
+"""Maps behind a contraction that a library kernel computes as its epilogue, matched by their terms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Absorbed:
 
     @property
     def result(self) -> Value:
-        """What the library kernel gives."""
+        """The value that the library kernel gives."""
         return self.ops[-1].result
 
 
@@ -76,7 +76,7 @@ def _only_reader(kernel: Func, value: Value) -> Op | None:
 
 
 def _steps(kernel: Func, op: Op, value: Value) -> list[tuple[str, Read | None]] | None:
-    """What a map does to a value that it reads element by element: `cast`, `relu`, or `add` of an element."""
+    """The steps that a map takes with a value, element by element: `cast`, `relu`, or `add` of an element."""
     ranges = {d: (0, n - 1) for d, n in dims(op, "par").items()}
     terms, at = Terms(kernel, ranges, op.operands), tuple(map(Sym, ranges))
     first, term = terms.element(value, at), terms.element(op.result, at)

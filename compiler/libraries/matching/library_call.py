@@ -26,7 +26,7 @@ class LibraryCall:
 
     @property
     def result(self) -> Value:
-        """What the library writes."""
+        """The value that the library writes."""
         return self.ops[-1].result
 
 

@@ -74,7 +74,7 @@ def products_of(op: Op) -> list[Product]:
 
 
 def sums_in_f32(op: Op) -> bool:
-    """Whether products are summed in float32 from 0, of factors as they are stored."""
+    """True where products are summed in float32 from 0, of factors as they are stored."""
     assert op.body is not None
     casts = [inner for inner in op.body.ops if inner.name == "scalar.cast"]
     start = op["init"]
@@ -141,7 +141,7 @@ def _problem(
 
 
 def _stored(rows: tuple[int, int], columns: tuple[int, int]) -> tuple[bool, int] | None:
-    """Whether a matrix (extent and step of rows, of columns) lies transposed, and its leading dimension."""
+    """(transposed, leading dimension) of a matrix, from extent and step of its rows and of its columns."""
     for transposed, (inner, step), (outer, ld) in ((False, rows, columns), (True, columns, rows)):
         if inner == 1 or step == 1:
             ld = max(ld, inner) if outer == 1 else ld

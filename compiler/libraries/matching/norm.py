@@ -176,7 +176,7 @@ def _along(terms: Terms, sum_: Reduction, wide: Mapping[str, int]) -> Iterator[t
 
 
 def _is_square_of(terms: Terms, term: Term, root: Term) -> bool:
-    """Whether a term is the square of another one."""
+    """True where a term is the square of another one."""
     if (factors := applied(term, "mul")) is not None:
         return all(terms.same(f, root) for f in factors)
     power = applied(term, "pow")

@@ -42,19 +42,19 @@ FAULTS = (Damage, sqlite3.Error, OSError, UnicodeDecodeError)
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether the content is at fault, not the machine."""
+    """True where the content is at fault, not the machine."""
     # Text that is not UTF-8 is an OperationalError without a code.
     name = getattr(error, "sqlite_errorname", "" if isinstance(error, OSError) else _DAMAGED[0])
     return isinstance(error, Damage) or name.startswith(_DAMAGED)
 
 
 def is_moved(error: Exception) -> bool:
-    """Whether the open file was moved or removed by somebody else."""
+    """True where the open file was moved or removed by somebody else."""
     return getattr(error, "sqlite_errorname", "") == "SQLITE_READONLY_DBMOVED"
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether another process had the file locked for as long as the connection waits."""
+    """True where another process had the file locked for as long as the connection waits."""
     return getattr(error, "sqlite_errorname", "").startswith("SQLITE_BUSY")
 
 

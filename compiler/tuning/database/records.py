@@ -1,4 +1,4 @@
-"""What a tuning database holds: measurements and choices by key, their checks, and their JSON lines."""
+"""The entries of a tuning database: measurements and choices by key, their checks, and their JSON lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_INTEGER = 2**63 - 1
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What was measured and where.
+    """The key of a measurement: its program and the machine.
 
     program: SHA-256 of the kernels' text and of how they are launched and timed. device: its name. driver:
     its version. compiler: what turned the text into machine code.
@@ -51,7 +51,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class StoredChoice:
-    """What measuring decided of a kernel, a convolution or a network, as the text of a JSON object.
+    """A decision on a kernel, a convolution or a network by measurement, as the text of a JSON object.
 
     It stands under a key whose `program` names what was decided (`kernel:...`), and says by which programs;
     decided_at: Unix time. Whoever reads the record checks what it says (see `tilewright.tuning.choices`).
@@ -74,7 +74,7 @@ class Entries:
 
 
 def fault_of(key: Key, m: Measurement) -> str:
-    """What no measurement can be in a row, in a few words; empty where it is well-formed."""
+    """The fault of a row of a measurement in a few words; empty where it is well-formed."""
     if not all(isinstance(text, str) for text in astuple(key)) or not key.program:
         return "expected a key of texts with a program"
     if not isinstance(m.seconds, float) or not 0 < m.seconds < math.inf:
@@ -89,7 +89,7 @@ def fault_of(key: Key, m: Measurement) -> str:
 
 
 def choice_fault_of(key: Key, choice: StoredChoice) -> str:
-    """What no choice can be in a row, in a few words; empty where it is well-formed."""
+    """The fault of a row of a choice in a few words; empty where it is well-formed."""
     if not all(isinstance(text, str) for text in astuple(key)) or ":" not in key.program:
         return "expected a key of texts with what was chosen"
     if type(choice.decided_at) is not int or not 0 <= choice.decided_at <= MAX_INTEGER:

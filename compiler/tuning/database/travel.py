@@ -15,7 +15,7 @@ TEXT = "tuning"
 
 
 def is_saved_executable(path: str | os.PathLike[str]) -> bool:
-    """Whether a file looks like one that `Executable.save` wrote."""
+    """True where a file looks like one that `Executable.save` wrote."""
     return Path(path).is_file() and zipfile.is_zipfile(path)
 
 

@@ -1,4 +1,4 @@
-"""What the search of one kernel came to, and the record of it that a tuning database keeps."""
+"""The outcome of the search of one kernel, and the record of it that a tuning database keeps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def certified(self) -> bool:
-        """Whether the best is the fastest of all points that can be built, measured alone."""
+        """True where the best is the fastest of all points that can be built, measured alone."""
         return self.end in ("certified", "exhausted")
 
     @property
@@ -65,7 +65,7 @@ class Outcome:
 
 
 def outcome_of(search: KernelSearch, programs: Mapping[int, str]) -> Outcome:
-    """What a search came to so far; programs: per measured point what names its program."""
+    """The outcome of a search so far; programs: per measured point the digest of its program."""
     order = sorted(search.seconds, key=lambda i: (search.seconds[i], i))[:RANKED]
     return Outcome(
         points=len(search.space),
@@ -124,5 +124,5 @@ def _ranked(row: Any, space: SearchSpace) -> Ranked | None:
 
 
 def is_seconds(value: object) -> bool:
-    """Whether a value from a file is a positive finite time."""
+    """True where a value from a file is a positive finite time."""
     return isinstance(value, float) and 0.0 < value < math.inf

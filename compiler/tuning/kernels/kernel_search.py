@@ -118,7 +118,7 @@ class KernelSearch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is worth measuring any more."""
+        """True where nothing is worth measuring any more."""
         if self._next >= len(self.space):
             return True
         return bool(self.seconds) and (self.patience_over or self.unknown == 0)
@@ -136,11 +136,11 @@ class KernelSearch:
 
     @property
     def certified(self) -> bool:
-        """Whether the best is the fastest of all points that can be built, measured alone."""
+        """True where the best is the fastest of all points that can be built, measured alone."""
         return self.end in ("certified", "exhausted")
 
     def ruled_out(self, point: int) -> bool:
-        """Whether the bound says that a point is not faster than the best."""
+        """True where the bound says that a point is not faster than the best."""
         return bool(self._least_s[point] >= self.best_s)
 
     def _doubt(self) -> None:
@@ -150,11 +150,11 @@ class KernelSearch:
 
     @property
     def patience_over(self) -> bool:
-        """Whether the last points brought no gain for long."""
+        """True where the last points brought no gain for long."""
         return self.patience is not None and self._idle >= self.patience
 
 
 def _kind(kernel: Func) -> tuple[str, AttrRecord | None]:
-    """What is the same for points that become the same kernel."""
+    """The decision that is equal for points which become the same kernel."""
     decision = chosen_for(kernel)
     return decision.template, decision.parameters

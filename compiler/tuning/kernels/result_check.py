@@ -34,7 +34,7 @@ UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
 
 
 def is_right(task: Task, point: int, measurer: Measurer, program: TimedProgram, built: ExecutionPlan) -> bool:
-    """Whether a point of a search computes what its first one does; each is compared once.
+    """Compare a point of a search with its first one, once; true where it computes the same.
 
     A wrong one is told on stderr, and leaves a reproducer.
     """
@@ -106,7 +106,7 @@ def difference(kernel: Func, expected: Sequence[np.ndarray], got: Sequence[np.nd
 
 
 def tolerance_of(kernel: Func) -> float:
-    """What rounding explains, relative to an element and a typical one."""
+    """The difference that rounding explains, relative to an element and a typical one."""
     types = {v.tensor.dtype for v in (*kernel.params, *kernel.body.ops[-1].operands)}
     narrow = [TOLERANCE[t] for t in types if t in TOLERANCE]
     template = template_of(kernel)

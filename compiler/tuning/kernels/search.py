@@ -49,7 +49,7 @@ class Task:
 
     @property
     def outcome(self) -> Outcome:
-        """What an earlier run or this one came to."""
+        """The outcome of an earlier run or of this one."""
         return self.known or outcome_of(self.search, self.programs)
 
     def seed(self, outcome: Outcome) -> None:
@@ -178,7 +178,7 @@ def _start(
 def _lowered_elsewhere(
     points: Sequence[tuple[Task, int]], measurer: Measurer, lowering: Lowering | None
 ) -> dict[tuple[Task, int], LoweredPlan]:
-    """What other processes make of the points, where there are any."""
+    """The plans of points that other processes have lowered, where there are such processes."""
     if lowering is None:
         return {}
     chosen = [(t, i) for t, i in points if t.constants is not None]

@@ -108,7 +108,7 @@ def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware
 
 
 def may_become_attention(kernel: Func) -> bool:
-    """Whether the kernel could be the end of attention: softmax of a parameter, and a product with it."""
+    """True where the kernel could be the end of attention: softmax of a parameter, and a product with it."""
     names = [op.name.removeprefix("tensor.") for op in kernel.body.ops[:-1] if op.name != "tensor.map"]
     if sorted(names) != ["contract", "reduce", "reduce"] or names[-1] != "contract":
         return False
@@ -119,7 +119,7 @@ def may_become_attention(kernel: Func) -> bool:
 def attention_work(
     view: AttentionView, plan: AttentionParameters, least_bytes: int, furthest: int | None
 ) -> AttentionWork:
-    """What a plan asks of a block; furthest: the `reach` of the view."""
+    """The work of a block with these parameters; furthest: the `reach` of the view."""
     layouts = _layouts(view, plan)
     slots = plan.slots(view)
     size = itemsize(view.dtype)

@@ -1,4 +1,4 @@
-"""What follows the second product of attention: a tile in shared memory, read and stored by vectors."""
+"""The epilogue of attention: a tile in shared memory, read and stored by vectors."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class ScoreMaps:
         b.do("thread.set_fragment", value, scores, item=at[:2], at=at[2:])
 
     def _extents(self, read: Read) -> tuple[int, ...]:
-        """How many of the thread's elements differ in what they read, per dimension of `shape`."""
+        """The number of the thread's elements that read different values, per dimension of `shape`."""
         names = names_in(read)
         rows, columns = bool(names & set(self.view.rows)), KEY in names
         return tuple(n if (columns if i % 2 else rows) else 1 for i, n in enumerate(self.shape))

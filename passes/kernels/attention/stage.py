@@ -21,7 +21,7 @@ UNROLL = 16
 
 
 class TileLayout:
-    """How one factor, a matrix of `outer` by `inner` dimensions, is laid out in a tile of shared memory.
+    """The layout of one factor, a matrix of `outer` by `inner` dimensions, in a tile of shared memory.
 
     by_inner: rows of the tile run along the inner dimensions, else along the outer ones. lanes: elements that
     one asynchronous copy moves; 0 where threads compute or load them. width: elements that lie side by side

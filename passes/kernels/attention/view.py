@@ -107,7 +107,7 @@ def attention_view(kernel: Func) -> AttentionView | None:
 
 
 def _is_alone(kernel: Func, match: Attention) -> bool:
-    """Whether all but the product is computed from parameters of the kernel."""
+    """True where all but the product is computed from parameters of the kernel."""
     sources = [x for t in (match.q, match.k, match.v, match.score) for x in leaves(t) if x != match.product]
     return all(isinstance(x, Position) or (isinstance(x, Read) and x.value in kernel.params) for x in sources)
 
@@ -234,7 +234,7 @@ def reach(view: AttentionView) -> int | None:
 
 
 def _hidden_at(term: Term, env: _Env) -> np.ndarray:
-    """Where a score is certainly hidden."""
+    """The places where a score is certainly hidden."""
     known = positional(term, env)
     if known is not None:
         return np.asarray(known.astype(np.float64) <= HIDDEN) if known.dtype != np.bool_ else _NOWHERE
