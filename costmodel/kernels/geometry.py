@@ -103,9 +103,7 @@ def least_shared_bytes(problem: ContractProblem, space: ContractSpace, *, double
 
 @dataclass(frozen=True, eq=False)
 class StepCopies:
-    """What the template copies to shared memory per iteration: words, and vector copies per thread, by
-    operand.
-    """
+    """Copies to shared memory of one iteration: words, and vector copies per thread, by operand."""
 
     input_words: IntArray
     weight_words: IntArray
@@ -126,7 +124,7 @@ class StepCopies:
 
 
 def contract_fetch(problem: ContractProblem, space: ContractSpace) -> StepCopies:
-    """The cooperative copy of one iteration as the template makes it: windows with halo, rows padded by
+    """The cooperative copy of one iteration as the kernel makes it: windows with halo, rows padded by
     `smem_pad`.
 
     A row is copied in 16-byte vectors where row length, block tile and pitch allow it in every block, else in
@@ -160,8 +158,8 @@ def estimated_registers(space: ContractSpace, fetch: StepCopies) -> IntArray:
     addresses.
     """
     operands = space.k_t + space.n_t * space.h_t * space.w_t
-    held = np.where(space.stages > 1, fetch.held_words, 0)
-    return np.asarray(space.accumulators + operands + held + ADDRESS_REGISTERS, dtype=np.int64)
+    prefetched = np.where(space.stages > 1, fetch.held_words, 0)
+    return np.asarray(space.accumulators + operands + prefetched + ADDRESS_REGISTERS, dtype=np.int64)
 
 
 def likely_registers(
@@ -171,10 +169,10 @@ def likely_registers(
 
     With one stage the loads of an unrolled copy are in flight together; windows keep addresses of their taps.
     """
-    held = fit.registers_per_prefetched_word * np.where(space.stages > 1, fetch.held_words, 0)
+    prefetched = fit.registers_per_prefetched_word * np.where(space.stages > 1, fetch.held_words, 0)
     together = np.where(fetch.input_steps <= MAX_UNROLLED_FETCH, fetch.input_steps, ROLLED_FETCH)
     flight = fit.registers_per_word_in_flight * np.where(space.stages > 1, 0, together * fetch.input_width)
-    likely = fit.base_registers + fit.registers_per_accumulator * space.accumulators + held + flight
+    likely = fit.base_registers + fit.registers_per_accumulator * space.accumulators + prefetched + flight
     likely = likely + (fit.window_registers if problem.taps > 1 else 0.0)
     granted = ceil_div(likely.astype(np.int64), REGISTER_UNIT) * REGISTER_UNIT
     return np.asarray(granted.clip(32, 255 // REGISTER_UNIT * REGISTER_UNIT), dtype=np.int64)
@@ -183,7 +181,7 @@ def likely_registers(
 def resident_blocks(
     hardware: GpuHardware, warps: IntArray, shared_bytes: IntArray, registers_per_thread: IntArray
 ) -> IntArray:
-    """Blocks one multiprocessor can hold; 0 where one block alone does not fit."""
+    """Blocks one multiprocessor can hold; 0 where not even one block fits."""
     by_shared = hardware.smem_per_sm_bytes // (shared_bytes + hardware.smem_reserved_per_block_bytes).clip(1)
     by_warps = (hardware.max_threads_per_sm // WARP) // warps
     by_registers = hardware.registers_per_sm // (WARP * warps * registers_per_thread)

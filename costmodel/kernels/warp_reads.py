@@ -1,4 +1,4 @@
-"""How one warp of a contract kernel reads its tiles from shared memory: runs, lanes, bank conflicts."""
+"""Reads of one warp of a contract kernel from shared memory: runs, lanes, bank conflicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST_KEY = 1 << 63
 
 
 def owned_together(outputs: int, *, along_row: bool) -> bool:
-    """Whether a thread's outputs along an axis that a window moves lie side by side."""
+    """Return whether a thread's outputs along an axis that a window moves lie side by side."""
     return outputs > 1 and (outputs % 2 == 1 or not along_row)
 
 
@@ -49,7 +49,7 @@ def read_runs(problem: ContractProblem, space: ContractSpace) -> IntArray:
 
 
 def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[FloatArray, FloatArray]:
-    """Wavefronts of one load of rows and of one load of columns by a warp, as the template lays threads out.
+    """Wavefronts of one load of rows and of one load of columns by a warp, as the kernel lays threads out.
 
     Lanes that take turns together and read the same word share it; a bank delivers one word per wavefront.
     """
@@ -77,8 +77,8 @@ def read_wavefronts(problem: ContractProblem, space: ContractSpace) -> tuple[Flo
     step_h = problem.stride_h if problem.f_h > 1 else 1
     row_words = (n * rows + h * step_h * beside_h) * columns + w * step_w * beside_w
     vector = vector_width(k_t, VECTOR_BYTES // problem.element_bytes)
-    found = _wavefronts(row_words, run), _wavefronts(k * k_t, vector)
-    first, second = (f[which].astype(np.float64) for f in found)
+    wavefronts = _wavefronts(row_words, run), _wavefronts(k * k_t, vector)
+    first, second = (f[which].astype(np.float64) for f in wavefronts)
     return first, second
 
 

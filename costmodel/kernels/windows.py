@@ -33,7 +33,7 @@ def span_rows(tile: IntArray | int, axis: WindowAxis) -> IntArray:
 
 
 def staged_rows(tile: IntArray | int, axis: WindowAxis) -> IntArray:
-    """Rows the template stages for `tile` outputs: the span on the grid of rows that windows touch at all."""
+    """Rows a kernel stages for `tile` outputs: the span on the grid of rows that windows touch at all."""
     gap = axis.stride if axis.filter == 1 else gcd(axis.stride, axis.dilation)
     return (span_rows(tile, axis) - 1) // gap + 1
 

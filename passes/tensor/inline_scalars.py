@@ -13,7 +13,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import is_copy
 from tilewright.passes.rewriting.dead_ops import live_ops
 
-#: ops whose operands may be any number of tensors; the others' templates count on theirs
+#: ops whose operands may be any number of tensors; the lowerings of others count on theirs
 _FREE = frozenset({"tensor.map", "tensor.reduce"})
 
 
@@ -58,15 +58,15 @@ def _inlined(op: Op, numbers: dict[Value, float]) -> Op:
     inside = {i for i, v in enumerate(op.operands) if v in numbers and outside[i] is None}
     if not inside:
         return op
-    kept = [i for i in range(len(op.operands)) if i not in inside]
-    attrs: dict[str, Attr] = {"reads": tuple(reads(op)[i] for i in kept)}
+    tensors = [i for i in range(len(op.operands)) if i not in inside]
+    attrs: dict[str, Attr] = {"reads": tuple(reads(op)[i] for i in tensors)}
     if op.get("fill"):
-        attrs["fill"] = tuple(outside[i] for i in kept)
+        attrs["fill"] = tuple(outside[i] for i in tensors)
     params = op.body.params
     consts = tuple(_const(numbers[op.operands[i]], params[i], op.loc) for i in sorted(inside))
     left = tuple(p for i, p in enumerate(params) if i not in inside)
     body = replace(op.body, params=left, ops=(*consts, *op.body.ops))
-    return replace(op.with_attrs(**attrs), operands=tuple(op.operands[i] for i in kept), body=body)
+    return replace(op.with_attrs(**attrs), operands=tuple(op.operands[i] for i in tensors), body=body)
 
 
 def _const(number: float, value: Value, loc: str) -> Op:

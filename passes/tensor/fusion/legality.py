@@ -29,7 +29,7 @@ ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur", COMMUNICAT
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a set of ops is no kernel; `curable` where more ops can make it one."""
+    """The reason why a set of ops is no kernel; `curable` where more ops can make it one."""
 
     reason: str
     curable: bool = False
@@ -47,7 +47,7 @@ def _divides(e: Expr) -> bool:
 
 
 def refusal(graph: OpGraph, ops: int) -> Refusal | None:
-    """Why the templates cannot lower these ops as one kernel; None where they can.
+    """The reason why no kernel family lowers these ops as one kernel; None where one does.
 
     One contraction or window: what depends on it must be computed point by point, each from what the same
     thread has; it may be read by ops outside. Reductions: what depends on them stays within a row. Neither:
@@ -64,22 +64,23 @@ def refusal(graph: OpGraph, ops: int) -> Refusal | None:
     if any(graph.ops[i].name not in POINTWISE and i not in anchors for i in inside):
         return Refusal("an op runs in an order of its own")
     facts = _Facts.of(graph, ops, inside, anchors)
-    found = _refused_reads(graph, facts) or _refused_recomputation(graph, facts)
-    if found is not None:
-        return found
+    reason = _refused_reads(graph, facts) or _refused_recomputation(graph, facts)
+    if reason is not None:
+        return reason
     if any(graph.ops[i].name != "tensor.reduce" for i in anchors):
         return _refused_points(graph, facts)
     return _refused_rows(graph, facts) if anchors else _refused_maps(graph, facts)
 
 
 def legal(graph: OpGraph, ops: int) -> str | None:
-    """Why a set of ops cannot be one kernel; None where it is connected, convex, and a template lowers it."""
+    """The reason why a set of ops cannot be one kernel; None where it can: it is connected and convex, and a
+    kernel family lowers it."""
     if not graph.connected(ops):
         return "its ops share no values"
     if not graph.convex(ops):
         return "it would wait for itself"
-    found = refusal(graph, ops)
-    return found.reason if found is not None else None
+    refused = refusal(graph, ops)
+    return refused.reason if refused is not None else None
 
 
 @dataclass(frozen=True)
@@ -175,14 +176,14 @@ class KernelSets:
 
 
 def candidates(graph: OpGraph, most: int = MAX_SETS) -> KernelSets:
-    """Every connected, convex set of ops that a template lowers as one kernel.
+    """Every connected, convex set of ops that a kernel family lowers as one kernel.
 
     Sets grow by one neighbour at a time. That reaches all: a connected convex set always has a first or last
     op without which it stays connected and convex, and a reason that is not curable holds for every larger
     set.
     """
     singles = [1 << i for i in range(len(graph.ops))]
-    found = list(singles)
+    kernel_sets = list(singles)
     seen: set[int] = set(singles)
     level = singles
     while level:
@@ -197,13 +198,13 @@ def candidates(graph: OpGraph, most: int = MAX_SETS) -> KernelSets:
                     continue
                 reason = refusal(graph, larger)
                 if reason is None:
-                    found.append(larger)
+                    kernel_sets.append(larger)
                 if reason is None or reason.curable:
                     grown.append(larger)
-                if len(grown) + len(found) > most:
-                    return KernelSets(found, False)
+                if len(grown) + len(kernel_sets) > most:
+                    return KernelSets(kernel_sets, False)
         level = grown
-    return KernelSets(found, True)
+    return KernelSets(kernel_sets, True)
 
 
 def _neighbours(graph: OpGraph, ops: int) -> Iterable[int]:
