@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from tilewright.ir.expr import Expr
-from tilewright.ir.nodes import Block, Op, Value, walk
+from tilewright.ir.nodes import Block, Func, Op, Value, walk
 
 
 def replace_values(block: Block, new: Mapping[Value, Value]) -> Block:
@@ -25,6 +25,21 @@ def replace_in_op(op: Op, new: Mapping[Value, Value]) -> Op:
         return op
     body = replace_values(op.body, new)
     return op if body is op.body else replace(op, body=body)
+
+
+def with_values(op: Op, new: Mapping[Value, Value]) -> Op:
+    """The op with its operands and its results replaced; the same one where nothing is."""
+    if not any(v in new for v in (*op.operands, *op.results)):
+        return op
+    operands = tuple(new.get(v, v) for v in op.operands)
+    return replace(op, operands=operands, results=tuple(new.get(r, r) for r in op.results))
+
+
+def with_types(func: Func, ops: Iterable[Op], new: Mapping[Value, Value]) -> Func:
+    """The function with these ops and other values, whose types may differ, in its parameters and results."""
+    ops = tuple(with_values(op, new) for op in ops)
+    body = Block(tuple(new.get(p, p) for p in func.params), ops)
+    return replace(func, body=body, result_types=tuple(v.type for v in ops[-1].operands))
 
 
 def copied_ops(ops: Iterable[Op], new: dict[Value, Value]) -> list[Op]:

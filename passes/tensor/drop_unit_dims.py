@@ -11,7 +11,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import identity_read, is_copy
-from tilewright.passes.rewriting.values import with_indices
+from tilewright.passes.rewriting.values import with_indices, with_values
 
 #: ops whose domain is nothing but the shape of their results
 SHAPED = frozenset({"tensor.map", "tensor.contract", "tensor.reduce", "tensor.window"})
@@ -102,9 +102,7 @@ def _rewrite(op: Op, dropped: Mapping[Value, frozenset[int]], fresh: Mapping[Val
     )
     items = tuple(item for i, item in enumerate(par) if i not in gone)
     new = op.with_attrs(par=Pairs(items), reads=places)
-    new = with_indices(new, lambda e: substitute(e, env))
-    operands = tuple(fresh.get(v, v) for v in new.operands)
-    return replace(new, operands=operands, results=tuple(fresh.get(r, r) for r in new.results))
+    return with_values(with_indices(new, lambda e: substitute(e, env)), fresh)
 
 
 def _without_copies(func: Func) -> Func:

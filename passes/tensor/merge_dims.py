@@ -7,7 +7,7 @@ Buffers are dense, so a kernel may see its parameters in another shape than the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.ir import Attr, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
@@ -17,7 +17,7 @@ from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.decision import has_parameters
-from tilewright.passes.rewriting.values import with_indices
+from tilewright.passes.rewriting.values import with_indices, with_types
 
 
 @register_pass(Level.TENSOR)
@@ -184,13 +184,8 @@ def _rebuild(func: Func, tied: _Tied, reduced: Mapping[Op, str] | None = None) -
         if op.name in STRUCTURED:
             gone = (reduced[op],) if reduced and op in reduced else tied.names(op)
             op = _edit_op(op, tied, gone)
-        if any(v in fresh for v in (*op.operands, *op.results)):
-            operands = tuple(fresh.get(v, v) for v in op.operands)
-            op = replace(op, operands=operands, results=tuple(fresh.get(r, r) for r in op.results))
         ops.append(op)
-    params = tuple(fresh.get(p, p) for p in func.params)
-    types = tuple(v.type for v in ops[-1].operands)
-    return replace(func, body=replace(func.body, params=params, ops=tuple(ops)), result_types=types)
+    return with_types(func, ops, fresh)
 
 
 def _type(t: TensorType, i: int, merge: bool) -> TensorType:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import (
-    Block,
     Builder,
     Func,
     Level,
@@ -25,6 +24,7 @@ from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.rewriting.names import numbered
+from tilewright.passes.rewriting.values import with_types
 
 #: bytes whose multiples a buffer may begin at: vectors are aligned there, and OpenCL's regions
 SLOT_ALIGNMENT = 128
@@ -178,19 +178,8 @@ class _Placer:
             assert t is not None
             if t != p.tensor:
                 fresh[p] = Value(t, p.hint)
-        if not fresh:
-            return
-        ops = tuple(
-            replace(
-                o,
-                operands=tuple(fresh.get(v, v) for v in o.operands),
-                results=tuple(fresh.get(r, r) for r in o.results),
-            )
-            for o in kernel.body.ops
-        )
-        params = tuple(fresh.get(p, p) for p in kernel.params)
-        types = tuple(v.type for v in ops[-1].operands)
-        self.kernels[kernel.name] = replace(kernel, body=Block(params, ops), result_types=types)
+        if fresh:
+            self.kernels[kernel.name] = with_types(kernel, kernel.body.ops, fresh)
 
     def _copied(self, b: Builder, join: Op, source: Value, copy: Value) -> Value:
         """A call of a kernel that copies a piece to its place."""

@@ -7,7 +7,7 @@ grouped convolution turns `f32[1, 64, 56, 56]` into `f32[1, 4, 16, 56, 56]`, and
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
@@ -15,7 +15,7 @@ from tilewright.ir.simplify import Linear, Ranges, coefficients, interval, linea
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.rewriting.values import with_indices
+from tilewright.passes.rewriting.values import with_indices, with_types
 
 
 @register_pass(Level.TENSOR)
@@ -125,11 +125,8 @@ def _rebuilt(func: Func, splits: Mapping[Value, _Split]) -> Func | None:
             if edited is None:
                 return None
             op = edited
-        operands = tuple(fresh.get(v, v) for v in op.operands)
-        ops.append(replace(op, operands=operands, results=tuple(fresh.get(r, r) for r in op.results)))
-    params = tuple(fresh.get(p, p) for p in func.params)
-    types = tuple(v.type for v in ops[-1].operands)
-    return replace(func, body=replace(func.body, params=params, ops=tuple(ops)), result_types=types)
+        ops.append(op)
+    return with_types(func, ops, fresh)
 
 
 def _split_op(op: Op, split: _Split | None, values: Mapping[Value, _Split]) -> Op | None:

@@ -10,6 +10,7 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes.analysis.index_sets import is_view, row_major_offset
+from tilewright.passes.rewriting.values import with_values
 
 #: position in the new order -> position in the old one
 Order = tuple[int, ...]
@@ -97,12 +98,7 @@ def _rewrite(op: Op, orders: Mapping[Value, Order], fresh: Mapping[Value, Value]
     if order is not None:
         par = tuple(par[axis] for axis in order)
     places = tuple(reordered(at, orders.get(v)) for v, at in zip(op.operands, reads(op), strict=True))
-    op = op.with_attrs(par=Pairs(par), reads=places)
-    return replace(
-        op,
-        operands=tuple(fresh.get(v, v) for v in op.operands),
-        results=tuple(fresh.get(r, r) for r in op.results),
-    )
+    return with_values(op.with_attrs(par=Pairs(par), reads=places), fresh)
 
 
 def conversions(func: Func, orders: Mapping[Value, Order]) -> tuple[Op, ...]:
