@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -150,7 +149,10 @@ class StageContract:
             for h, v, hint in zip(held, self.op.operands, "ab", strict=True)
         ]
         work = t.accumulators * depth + t.waves * sum(prod(n for _, n in h) for h in held)
-        with self._reduction_loops(sizes, work) as local, w.loop("u", t.waves, unroll=1) as wave:
+        with (
+            w.reduction_loops(sizes, CHAIN_UNROLL_BUDGET // work) as local,
+            w.loop("u", t.waves, unroll=1) as wave,
+        ):
             unit = self._unit(wave)
             with w.when(w.below(self._linear(wave), t.units)):
                 for i in (0, 1):
@@ -216,18 +218,6 @@ class StageContract:
     def _unit(self, wave: Expr) -> dict[str, Expr]:
         groups = self.tiles.groups
         return dict(zip(groups, self.w.unravel(self._linear(wave), list(groups.values())), strict=True))
-
-    @contextmanager
-    def _reduction_loops(self, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
-        """Loops over one chunk, innermost ones unrolled as far as the code budget allows."""
-        w, unroll = self.w, {}
-        room = max(1, CHAIN_UNROLL_BUDGET // work)
-        for d in reversed(list(sizes)):
-            unroll[d] = 1 if sizes[d] <= room else max(f for f in range(1, room + 1) if sizes[d] % f == 0)
-            unroll[d] = 0 if unroll[d] == 1 < sizes[d] and sizes[d] > room else unroll[d]
-            room = room // sizes[d] if sizes[d] <= room else 1
-        with ExitStack() as stack:
-            yield {d: stack.enter_context(w.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in sizes.items()}
 
     # -- results ---------------------------------------------------------------------------------------------
     def _finish(self, acc: Value) -> None:

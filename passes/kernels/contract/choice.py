@@ -14,14 +14,20 @@ from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice, legal_points
 from tilewright.costmodel.kernels.geometry import vector_width
 from tilewright.costmodel.kernels.problem import ContractProblem
+from tilewright.costmodel.kernels.warp_reads import COLUMN_LANES, ROW_LANES, ROW_RUN, owned_together
 from tilewright.ir import AttrRecord, Func, Op, Sizes
+from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import VECTOR_BYTES
-from tilewright.ir.tensor.ops import dims, domain
+from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.contract.warp_shape import warp_shape
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
-from tilewright.passes.kernels.kernel_problem import contract_problem, contract_roles, ops_named
+from tilewright.passes.kernels.kernel_problem import (
+    ContractRoles,
+    contract_problem,
+    contract_roles,
+    ops_named,
+)
 from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
 
@@ -142,3 +148,38 @@ def least_lanes_s(kernel: Func, hardware: Hardware) -> float | None:
     if not contracts:
         return None
     return global_bound(contract_problem(kernel, contracts[-1]), hardware, MEASURED_LOOP).seconds
+
+
+def warp_shape(
+    op: Op, roles: ContractRoles, block: Mapping[str, int], thread: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """`run` and `lanes` of a contraction staged in shared memory, as its template takes them.
+
+    Rows that no window moves are read four at a time, so a thread owns runs of four of them. Then a warp
+    that is 8 rows by 4 columns wide reads both operands without bank conflicts, each word once. Rows that a
+    window moves a thread owns side by side, so that its taps share what they read; along a row of the image
+    that is so for odd numbers of them, which threads side by side read without bank conflicts.
+    """
+    _, h, row = roles.spatial
+    windowed = {d for d, _ in roles.windows}
+    run = {d: thread[d] for d in (h, row) if d in windowed and owned_together(thread[d], along_row=d == row)}
+    if not row or row in windowed or thread[row] % ROW_RUN or not _plain(op, row, block):
+        return run, {}
+    run[row] = ROW_RUN
+    column = roles.columns[-1] if roles.columns else ""
+    if not column:
+        return run, {}
+    lanes, left = {column: COLUMN_LANES}, ROW_LANES
+    for d in (row, roles.spatial[0]):  # samples lie beside each other in the block's tile
+        if d and d not in windowed:
+            lanes[d] = gcd(block[d] // thread[d], left)
+            left //= lanes[d]
+    if left > 1 or block[column] // thread[column] % COLUMN_LANES:
+        return run, {}
+    return run, lanes
+
+
+def _plain(op: Op, row: str, block: Mapping[str, int]) -> bool:
+    """Whether a row is the last of the parallel indices of the first operand that vary within a block."""
+    inside = [d for e in reads(op)[0] for d in symbols(e) if block.get(d, 1) > 1]
+    return inside[-1:] == [row]

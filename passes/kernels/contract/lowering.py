@@ -9,7 +9,7 @@ instead, and needs no barrier.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -22,12 +22,11 @@ from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.contract.parameters import contract_parameters
-from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import emit_prefetch, prefetched
 from tilewright.passes.kernels.writing.staging import Fetch, Region, region
 from tilewright.passes.kernels.writing.tiling import Grid, Tile, make_grid
-from tilewright.passes.kernels.writing.writer import Writer
+from tilewright.passes.kernels.writing.writer import Writer, anchor_of
 
 
 def operand_dims(op: Op, operand: int) -> set[str]:
@@ -188,7 +187,7 @@ class _Contract:
         w = self.w
         tiles = [self._register_tile(o) for o in operands]
         work = prod(acc.tensor.shape) + sum(prod(tile.tensor.shape) for tile, _ in tiles)
-        with _reduction_loops(w, self.step, work) as local:
+        with w.reduction_loops(self.step, min(CONTRACT_UNROLL_BUDGET // work, UNROLL_POINTS)) as local:
             for o, (tile, used) in zip(operands, tiles, strict=True):
                 with self._items("j", used) as at:
                     w.store(self._element(o, at, local, chunk), tile, [at[d] for d in used])
@@ -271,21 +270,3 @@ class _Contract:
         with w.loops("i", acc.tensor.shape, unroll=1) as at:
             w.store(w.load(acc, at), copy, at)
         return copy
-
-
-@contextmanager
-def _reduction_loops(w: Writer, sizes: Mapping[str, int], work: int) -> Iterator[dict[str, Expr]]:
-    """Loops over one chunk of the reduced domain, unrolled from inside as far as the code budget allows."""
-    unroll: dict[str, int] = {}
-    room = max(1, min(CONTRACT_UNROLL_BUDGET // work, UNROLL_POINTS))
-    for d in reversed(list(sizes)):
-        unroll[d] = 1 if sizes[d] <= room else _divisor(sizes[d], room)
-        room = room // sizes[d] if sizes[d] <= room else 1
-    with ExitStack() as stack:
-        yield {d: stack.enter_context(w.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in sizes.items()}
-
-
-def _divisor(n: int, most: int) -> int:
-    """The largest unroll factor up to `most` that divides n; 0 (not unrolled) where only 1 does."""
-    best = max(f for f in range(1, min(n, most) + 1) if n % f == 0)
-    return 0 if best == 1 else best

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tilewright.costmodel import ContractParameters
+from tilewright.ir import Func, Op, Sym
+from tilewright.ir.tensor.ops import reads
 from tilewright.passes.kernels.contract.choice import (
     choose_lanes,
     contract_candidates,
@@ -10,9 +12,26 @@ from tilewright.passes.kernels.contract.choice import (
     least_lanes_s,
 )
 from tilewright.passes.kernels.contract.lowering import lower_contract
-from tilewright.passes.kernels.contract.weights import columns_last
+from tilewright.passes.kernels.decision import parameters_of
+from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.template import Choices, KernelTemplate
+from tilewright.passes.kernels.weight_order import WeightOrder
+
+
+def columns_last(kernel: Func, op: Op) -> WeightOrder:
+    """The dimension of columns that is cut into tiles comes last; `op` is the kernel's contraction."""
+    at, column = reads(op)[1], contract_roles(op).columns[-1]
+    last = next(i for i, e in enumerate(at) if e == Sym(column))
+    axes = (*(i for i in range(len(at)) if i != last), last)
+    return WeightOrder(axes, rounds=False, tile=_tile(kernel, op.operands[1].tensor.shape[last], column))
+
+
+def _tile(kernel: Func, extent: int, column: str) -> int:
+    """Columns that a work-item of a CPU's kernel computes, where there are several such tiles; else 0."""
+    p = parameters_of(kernel, ContractParameters)
+    return p.thread[column] if p.staging == "direct" and 1 < p.thread[column] < extent else 0
+
 
 CONTRACT = register_template(
     KernelTemplate(

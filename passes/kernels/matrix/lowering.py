@@ -26,10 +26,9 @@ from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
-from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
-from tilewright.passes.kernels.writing.writer import Mask, Writer
+from tilewright.passes.kernels.writing.writer import Mask, Writer, anchor_of
 
 #: elements of one vector of the epilogue
 EPILOGUE_LANES = 4

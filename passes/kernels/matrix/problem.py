@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -17,9 +17,21 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, traffic
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
-from tilewright.passes.kernels.matrix.scalar_work import instructions
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, plain
+
+#: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
+INSTRUCTIONS = {
+    "cast": 0.5, "const": 0.0, "yield": 0.0, "sigmoid": 8.0, "exp": 6.0, "exp2": 4.0, "div": 8.0,
+    "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
+    "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
+}  # fmt: skip
+
+
+def instructions(ops: Iterable[str]) -> float:
+    """Instructions of ops by name (`scalar.add`), once each."""
+    return sum(INSTRUCTIONS.get(name.removeprefix("scalar."), 1.0) for name in ops)
+
 
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000

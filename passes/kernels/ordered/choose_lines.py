@@ -11,7 +11,7 @@ from tilewright.costmodel.kernels.problem import LineProblem
 from tilewright.ir import Func
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import line_problem, only_op
-from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
+from tilewright.passes.kernels.ordered.lowering import ScanParameters, ScatterParameters
 
 _GPU_THREADS = (32, 64, 128, 256)
 _CPU_THREADS = (1, 4, 16)

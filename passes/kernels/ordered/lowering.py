@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.ir import AttrRecord, Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import slices_of
 from tilewright.passes.kernels.decision import parameters_of
-from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
-from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Address, Points
-from tilewright.passes.kernels.writing.writer import Writer
+from tilewright.passes.kernels.writing.writer import Writer, anchor_of
+
+
+@dataclass(frozen=True)
+class ScanParameters(AttrRecord):
+    """Threads per block, each of which walks along lines of its own."""
+
+    threads: int
+
+
+@dataclass(frozen=True)
+class ScatterParameters(AttrRecord):
+    """Threads per block, and owners: threads that share the elements of one line."""
+
+    threads: int
+    owners: int
 
 
 def lower_scan(kernel: Func) -> Func:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from tilewright.passes.kernels.ordered.choose_lines import choose_walks
-from tilewright.passes.kernels.ordered.lowering import lower_scan, lower_scatter
-from tilewright.passes.kernels.ordered.parameters import ScanParameters, ScatterParameters
+from tilewright.passes.kernels.ordered.lowering import (
+    ScanParameters,
+    ScatterParameters,
+    lower_scan,
+    lower_scatter,
+)
 from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 

@@ -10,9 +10,8 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.tensor.recurrence_ops import history
 from tilewright.passes.kernels.decision import parameters_of
-from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Points
-from tilewright.passes.kernels.writing.writer import Writer
+from tilewright.passes.kernels.writing.writer import Writer, anchor_of
 
 #: longest line, in bytes, that several threads keep in shared memory
 MAX_LINE_BYTES = 32 << 10

@@ -15,8 +15,8 @@ from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import Phase, rewritten_rows, whole_rows
-from tilewright.passes.kernels.rows.lowering_kept import RowsKept
 from tilewright.passes.kernels.rows.staged_space import KEPT_ELEMENTS, UNROLLED_ELEMENTS
+from tilewright.passes.kernels.rows.walks import RowsKept
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index
 

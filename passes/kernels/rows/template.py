@@ -9,9 +9,8 @@ from tilewright.ir import Func
 from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.rows.choice import choose_rows_of, least_rows_s
 from tilewright.passes.kernels.rows.lowering import lower_rows
-from tilewright.passes.kernels.rows.lowering_across import lower_rows_across
-from tilewright.passes.kernels.rows.lowering_kept import lower_rows_kept
 from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
+from tilewright.passes.kernels.rows.walks import lower_rows_across, lower_rows_kept
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 

@@ -11,9 +11,8 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.window.runs import lower_window_runs, slides_inside
 from tilewright.passes.kernels.window.tiles import lower_window_tiles
-from tilewright.passes.kernels.writing.anchor import anchor_of
 from tilewright.passes.kernels.writing.points import Points, store_results
-from tilewright.passes.kernels.writing.writer import Index, Writer
+from tilewright.passes.kernels.writing.writer import Index, Writer, anchor_of
 
 #: window points unrolled in one body at most
 UNROLLED_WINDOW_POINTS = 256

@@ -15,7 +15,7 @@ from tilewright.ir.simplify import multiple_of
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.kernel_problem import windows_of
-from tilewright.passes.kernels.window.run_budget import MOST_AHEAD, RUN_UNROLL_BUDGET, Piece, pieces
+from tilewright.passes.kernels.window.space import MOST_AHEAD, RUN_UNROLL_BUDGET, Piece, pieces
 from tilewright.passes.kernels.window.tiles import WindowTiles
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index

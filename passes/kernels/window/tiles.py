@@ -16,7 +16,7 @@ from math import prod
 from tilewright.ir import Expr, Func, InputError, Op, Value
 from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
-from tilewright.passes.kernels.window.run_budget import TILE_UNROLL_BUDGET
+from tilewright.passes.kernels.window.space import TILE_UNROLL_BUDGET
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tilewright.ir import (
     Attr,
@@ -81,6 +81,20 @@ class Writer:
             self.loops(name, extents[1:], unroll=unroll) as rest,
         ):
             yield (first, *rest)
+
+    @contextmanager
+    def reduction_loops(self, sizes: Mapping[str, int], points: int) -> Iterator[dict[str, Expr]]:
+        """Loops over a chunk of reduced dimensions; the innermost `points` of it, at most, are unrolled."""
+        unroll: dict[str, int] = {}
+        room = max(1, points)
+        for d in reversed(list(sizes)):
+            whole = sizes[d] <= room
+            unroll[d] = 1 if whole else max(f for f in range(1, room + 1) if sizes[d] % f == 0)
+            if unroll[d] == 1 and not whole:
+                unroll[d] = 0  # a loop that is not unrolled
+            room = room // sizes[d] if whole else 1
+        with ExitStack() as stack:
+            yield {d: stack.enter_context(self.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in sizes.items()}
 
     @contextmanager
     def when(self, mask: Mask) -> Iterator[None]:
@@ -176,3 +190,11 @@ class Writer:
                 )
                 values.update(zip(o.results, copies, strict=True))
         return tuple(values[v] for v in op.body.ops[-1].operands)
+
+
+def anchor_of(kernel: Func, *names: str) -> Op:
+    """The only op of the kernel with one of these names."""
+    found = [op for op in kernel.body.ops if op.name in names]
+    if len(found) != 1:
+        raise InputError(f"expected one {' or '.join(names)}, got {len(found)}", where=f"@{kernel.name}")
+    return found[0]

@@ -13,8 +13,7 @@ from tilewright.compilation.lowering import lower
 from tilewright.costmodel import WindowProblem, load_hardware
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, parse
-from tilewright.passes.kernels.window.run_budget import pieces
-from tilewright.passes.kernels.window.space import choose_tiles, row_pieces
+from tilewright.passes.kernels.window.space import choose_tiles, pieces, row_pieces
 
 _MAX = "{ ^(%a: T, %acc: T) %m = scalar.max(%a, %acc) : T scalar.yield(%m) }"
 _SUM = (
