@@ -14,9 +14,9 @@ from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.distribute.sharding.options import check_rank, speeds_of
 from tilewright.passes.graph.distribute.sharding.program import (
-    Seed,
+    LabelCut,
     ShardedProgram,
-    Wish,
+    UnitHint,
     outputs_gathered,
     with_main,
 )
@@ -73,7 +73,7 @@ def with_divided_weights(
         return made
 
     for _ in range(MAX_ROUNDS):
-        if not cutting.refine(program(ConstantPool()).wishes):
+        if not cutting.refine(program(ConstantPool()).unit_hints):
             break
     pool = ConstantPool(module.constants)
     return with_main(module, outputs_gathered(program(pool)), pool)
@@ -96,7 +96,7 @@ class WeightCuts:
         """Forget the decisions of the last trial, not the units."""
         self.numbers, self.held = [], {}
 
-    def choose(self, program: ShardedProgram, op: Op) -> Seed | None:
+    def choose(self, program: ShardedProgram, op: Op) -> LabelCut | None:
         """Return the decision on an op with a large weight; None for other ops."""
         weight = self.weight_of(program, op)
         labels = facts_of(op.name).division(op) if weight is not None else None
@@ -106,7 +106,7 @@ class WeightCuts:
         name = str(program.producers[weight]["name"])
         if name in self.held:
             label = dims[self.held[name].axis]
-            return None if label is None else Seed(label, self.held[name])
+            return None if label is None else LabelCut(label, self.held[name])
         followed = _followed(program, op, labels, weight)
         cheaper = followed is not None and _adding_up_pays(program, op, labels, followed)
         seed = followed if cheaper else self.decided(op, labels, weight) or followed
@@ -127,7 +127,7 @@ class WeightCuts:
         ]
         return max(constants, key=lambda v: v.tensor.nbytes, default=None)
 
-    def decided(self, op: Op, labels: Labels, weight: Value) -> Seed | None:
+    def decided(self, op: Op, labels: Labels, weight: Value) -> LabelCut | None:
         """A split by the largest dimension of the weight that results have too; None where none is enough."""
         dims = labels.operands[op.operands.index(weight)]
         extents: dict[Label, int] = {
@@ -144,17 +144,17 @@ class WeightCuts:
             return None
         number = len(self.numbers)
         self.numbers.append((op.results[0], extents[label]))
-        return Seed(label, Shard(0, outer, parts, frozenset({number})))
+        return LabelCut(label, Shard(0, outer, parts, frozenset({number})))
 
-    def refine(self, wishes: Sequence[Wish]) -> bool:
+    def refine(self, unit_hints: Sequence[UnitHint]) -> bool:
         """Take the units that a trial wished for where they leave one per device; whether any changed."""
         changed = False
-        for wish in wishes:
-            result, extent = self.numbers[wish.seed]
+        for hint in unit_hints:
+            result, extent = self.numbers[hint.seed]
             outer, unit = self.units.get(result, (1, 1))
-            if extent != outer * wish.block:
+            if extent != outer * hint.block:
                 continue  # the dimension was cut or merged on the way: its units are not those of the weight
-            refined = outer * wish.outer, lcm(unit, wish.unit)
+            refined = outer * hint.outer, lcm(unit, hint.unit)
             units, rest = divmod(extent, refined[0] * refined[1])
             if not rest and units >= len(self.speeds) and refined != (outer, unit):
                 self.units[result] = refined
@@ -162,23 +162,25 @@ class WeightCuts:
         return changed
 
 
-def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) -> Seed | None:
+def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) -> LabelCut | None:
     """The split that the data already has along a dimension of the weight, most often its input channels."""
     dims = labels.operands[op.operands.index(weight)]
     for v, names in zip(op.operands, labels.operands, strict=True):
         shard = program.cuts.get(v)
         label = names[shard.axis] if shard is not None else None
         if shard is not None and label is not None and label in dims:
-            return Seed(label, shard)
+            return LabelCut(label, shard)
     return None
 
 
-def _adding_up_pays(program: ShardedProgram, op: Op, labels: Labels, seed: Seed) -> bool:
+def _adding_up_pays(program: ShardedProgram, op: Op, labels: Labels, seed: LabelCut) -> bool:
     """Return True where adding up results moves no more than gathering the data, and later the results.
 
     A ring moves (n - 1) / n of the bytes to gather them, and twice as much to add them up.
     """
     if seed.label not in labels.sums:
         return True
-    gathered = sum(v.tensor.nbytes for v in op.operands if v in program.cuts and v not in program.wholes)
+    gathered = sum(
+        v.tensor.nbytes for v in op.operands if v in program.cuts and v not in program.whole_values
+    )
     return op.results[0].tensor.nbytes <= gathered

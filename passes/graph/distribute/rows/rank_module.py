@@ -42,7 +42,7 @@ class _RankBuilder:
         self.constants: dict[Value, Op] = {}
         self.small: dict[Value, Op] = {}  # what ops that run whole, and are cheap in rows, make
         self.local: dict[Value, Value] = {p: p for p in module.main.params}
-        self.wholes: dict[Value, Value] = {}
+        self.whole_values: dict[Value, Value] = {}
         self.slices: dict[tuple[Value, OperandRows], Value] = {}
         self.exchanged: dict[tuple[Value, int, tuple[tuple[int, int], ...]], Value] = {}
         self.tag = 0
@@ -168,13 +168,13 @@ class _RankBuilder:
         split = self.spread.held[v]
         if split is None:
             return self.local[v]
-        if v not in self.wholes:
+        if v not in self.whole_values:
             own = split.own()
             start, end = own.intervals[self.rank]
             offset = split.intervals[self.rank][0]
             inside = (start - offset, end - offset) if end > start else (0, 0)
             piece = self.crop(self.local[v], OperandRows(split.axis, *inside))
-            self.wholes[v] = self.b.value(
+            self.whole_values[v] = self.b.value(
                 "graph.all_gather",
                 piece,
                 axis=split.axis,
@@ -182,7 +182,7 @@ class _RankBuilder:
                 ranks=self.ranks,
                 extents=own.extents,
             )
-        return self.wholes[v]
+        return self.whole_values[v]
 
     def rows(self, v: Value, needs: Sequence[OperandRows]) -> Value:
         """The rows of a value that this rank needs: as they are, cropped or exchanged, as all ranks agree."""

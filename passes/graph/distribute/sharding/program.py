@@ -19,17 +19,17 @@ from tilewright.ir.facts import Elements
 from tilewright.ir.nodes import Attr, Func, Module, Op, Value, walk
 from tilewright.ir.opdef import attributes_at, facts_of, op_def
 from tilewright.ir.types import TensorType, Type
-from tilewright.passes.graph.distribute.sharding.regrouping import Refused, Regrouped, regrouped
+from tilewright.passes.graph.distribute.sharding.regrouping import NotRegrouped, Regrouped, regrouped
 from tilewright.passes.graph.distribute.sharding.shards import Shape, Shard
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: where to cut a value that is whole: operand and dimension of an op; None leaves the op to its operands
-Choice = Callable[["ShardedProgram", Op], "Seed | None"]
+Choice = Callable[["ShardedProgram", Op], "LabelCut | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seed:
+class LabelCut:
     """A decision to do an op in pieces along one of its labels, cut as `shard` (of whatever axis)."""
 
     label: Label
@@ -37,7 +37,7 @@ class Seed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class UnitHint:
     """Decision `seed` would have to read its block as [outer, units, unit] for an op to stay local."""
 
     seed: int
@@ -74,16 +74,16 @@ class ShardedProgram:
         self.b = Builder()
         self.cuts: dict[Value, Shard] = {}
         self.pieces: dict[tuple[Value, Shard], Value] = {}
-        self.wholes: dict[Value, Value] = {}
+        self.whole_values: dict[Value, Value] = {}
         self.producers: dict[Value, Op] = {}
-        self.wishes: list[Wish] = []
-        self.doing: Op | None = None
+        self.unit_hints: list[UnitHint] = []
+        self.current_op: Op | None = None
 
     # -- values ----------------------------------------------------------------------------------------------
     def cut(self, value: Value, shard: Shard) -> None:
         """Follow `value`, which is whole, in pieces from now on; ops that need it whole still have it."""
         self.piece(value, shard)
-        self.wholes[value] = value
+        self.whole_values[value] = value
         self.cuts[value] = shard
 
     def piece(self, value: Value, shard: Shard) -> Value:
@@ -98,9 +98,9 @@ class ShardedProgram:
         shard = self.cuts.get(value)
         if shard is None:
             return value
-        if value not in self.wholes:
-            self.wholes[value] = self.gathered(self.pieces[value, shard], shard, value)
-        return self.wholes[value]
+        if value not in self.whole_values:
+            self.whole_values[value] = self.gathered(self.pieces[value, shard], shard, value)
+        return self.whole_values[value]
 
     def sliced(self, value: Value, shard: Shard, producer: Op | None) -> Value:
         t, (start, end) = value.tensor, shard.parts[self.member]
@@ -123,10 +123,12 @@ class ShardedProgram:
 
     def gathered(self, piece: Value, shard: Shard, value: Value) -> Value:
         if not self.communicating:
-            name = self.doing.name if self.doing is not None else "graph.return"
+            name = self.current_op.name if self.current_op is not None else "graph.return"
             raise UnsupportedError(
                 f"expected ops that work on samples one by one, got {name}, which needs {value.type} whole",
-                where=f"{name} [{self.doing.loc}]" if self.doing is not None and self.doing.loc else "",
+                where=f"{name} [{self.current_op.loc}]"
+                if self.current_op is not None and self.current_op.loc
+                else "",
             )
         d, shape = shard.axis, value.tensor.shape
         if shard.outer > 1:
@@ -150,14 +152,14 @@ class ShardedProgram:
     def run(self) -> list[tuple[Value, Shard | None]]:
         """Build all ops but the return; what it returns, in this member's pieces."""
         for op in self.func.body.ops[:-1]:
-            self.b.loc, self.doing = op.loc, op
+            self.b.loc, self.current_op = op.loc, op
             self.begins.append(len(self.b.ops))
             self.derive(op)
         self.begins.append(len(self.b.ops))
-        self.doing = self.func.body.ops[-1]
-        self.b.loc = self.doing.loc
+        self.current_op = self.func.body.ops[-1]
+        self.b.loc = self.current_op.loc
         out: list[tuple[Value, Shard | None]] = []
-        for v in self.doing.operands:
+        for v in self.current_op.operands:
             shard = self.cuts.get(v)
             out.append((v, None) if shard is None else (self.pieces[v, shard], shard))
         return out
@@ -178,7 +180,7 @@ class ShardedProgram:
         if seed is None:
             plan = regrouped(op, shards, self.member)
             if plan is not None:
-                self.wish(op, plan)
+                self.note_hint(op, plan)
                 if isinstance(plan, Regrouped) and self.allowed(op, plan):
                     self.regroup(op, plan)
                 else:
@@ -209,17 +211,17 @@ class ShardedProgram:
         pairs = ((self.cuts.get(v), s) for v, s in zip(op.operands, plan.operands, strict=True))
         return all(present is None or present == planned for present, planned in pairs)
 
-    def wish(self, op: Op, plan: Regrouped | Refused) -> None:
+    def note_hint(self, op: Op, plan: Regrouped | NotRegrouped) -> None:
         """Note how the decisions behind an operand should cut for an op to stay local, or in more units."""
         if plan.finer is not None:
             for shard in filter(None, map(self.cuts.get, op.operands)):
-                self.wishes += [Wish(s, shard.block, *plan.finer) for s in sorted(shard.seeds)]
+                self.unit_hints += [UnitHint(s, shard.block, *plan.finer) for s in sorted(shard.seeds)]
 
     # -- labelled ops ----------------------------------------------------------------------------------------
-    def preferred(self, op: Op, labels: Labels) -> Seed | None:
+    def preferred(self, op: Op, labels: Labels) -> LabelCut | None:
         """The label that most bytes are cut along, unless reducing its results costs more than gathering."""
         votes: dict[Label, int] = {}
-        seeds: dict[Label, Seed] = {}
+        seeds: dict[Label, LabelCut] = {}
         largest: dict[Label, int] = {}
         for v, dims in zip(op.operands, labels.operands, strict=True):
             shard = self.cuts.get(v)
@@ -228,7 +230,7 @@ class ShardedProgram:
                 continue
             votes[label] = votes.get(label, 0) + v.tensor.nbytes
             if v.tensor.nbytes > largest.get(label, -1):
-                largest[label], seeds[label] = v.tensor.nbytes, Seed(label, shard)
+                largest[label], seeds[label] = v.tensor.nbytes, LabelCut(label, shard)
         results = sum(r.tensor.nbytes for r in op.results)
         for label in (labels.sums | labels.maxima) & votes.keys():
             if 2 * results > votes[label] or 0 in seeds[label].shard.extents:
@@ -242,7 +244,7 @@ class ShardedProgram:
         Where decisions are made on the way (`choose`), the result would be gathered as well; a batch is
         always worth cutting again.
         """
-        if self.choose is None or value not in self.wholes:
+        if self.choose is None or value not in self.whole_values:
             return False
         pairs = zip(op.operands, labels.operands, strict=True)
         return any(
@@ -250,7 +252,7 @@ class ShardedProgram:
             for v, dims in pairs
         )
 
-    def localise(self, op: Op, labels: Labels, seed: Seed) -> bool:
+    def localise(self, op: Op, labels: Labels, seed: LabelCut) -> bool:
         """Do an op on pieces along one label; False where its operands or results do not allow that."""
         label, shard = seed.label, seed.shard
         places = [[d for d, k in enumerate(dims) if k == label] for dims in labels.operands]
