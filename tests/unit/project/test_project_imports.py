@@ -196,7 +196,7 @@ def imported_modules(sources: dict[str, str]) -> dict[str, set[str]]:
 
 
 def circles_of_files(imports: dict[str, set[str]]) -> set[frozenset[str]]:
-    """The strongly connected components of more than one module, by what each module imports."""
+    """The strongly connected components of more than one module (or room), by what each imports."""
 
     def reachable(start: str) -> set[str]:
         seen, left = set(), [start]
@@ -214,10 +214,49 @@ def circles_of_files(imports: dict[str, set[str]]) -> set[frozenset[str]]:
     }
 
 
-def test_no_circle_of_files():
+def all_sources() -> dict[str, str]:
+    """The text of every file of the package by its path."""
     files = [file for folder in MAY_IMPORT for file in sorted((ROOT / folder).rglob("*.py"))]
-    found = circles_of_files(imported_modules({str(f.relative_to(ROOT)): f.read_text() for f in files}))
+    return {str(f.relative_to(ROOT)): f.read_text() for f in files}
+
+
+def room_of(path: str) -> str:
+    """The folder of a file; its `__init__.py`, which stands above its other files, is a room of its own."""
+    return ENTRY_POINTS.get(path) or (path if path.endswith("/__init__.py") else path.rpartition("/")[0])
+
+
+def imported_rooms(sources: dict[str, str]) -> dict[str, set[str]]:
+    """By room, the other rooms that its files import."""
+    rooms = {module_of(path): room_of(path) for path in sources}
+    found: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for module, imported in imported_modules(sources).items():
+        found[rooms[module]] |= {rooms[m] for m in imported} - {rooms[module]}
+    return found
+
+
+def test_no_circle_of_files():
+    found = circles_of_files(imported_modules(all_sources()))
     assert {tuple(sorted(c)) for c in found} == set()
+
+
+def test_no_circle_of_folders():
+    rooms = imported_rooms(all_sources())
+    assert len(rooms) > 80
+    assert {tuple(sorted(c)) for c in circles_of_files(rooms)} == set()
+
+
+def test_a_circle_of_folders_is_found():
+    sources = {
+        "compiler/api.py": "from tilewright.running.load import load",
+        "compiler/running/load.py": "def late():\n    from tilewright.ranks.world import x",
+        "compiler/ranks/__init__.py": "from tilewright.ranks.world import x",
+        "compiler/ranks/world.py": "from tilewright.levels import y",
+        "compiler/levels.py": "",
+        "compiler/__main__.py": "from tilewright.tools.cli import main",
+        "tools/cli.py": "from tilewright.levels import y",
+    }
+    found = circles_of_files(imported_rooms(sources))
+    assert found == {frozenset({"compiler", "compiler/running", "compiler/ranks"})}
 
 
 @pytest.mark.parametrize(
