@@ -31,8 +31,12 @@ def padded(
 ) -> Value:
     """`data` padded by `widths` per dimension; negative ones crop what is padded at the other end.
 
-    mode: constant, edge, reflect, symmetric, or wrap, which repeats the tensor.
+    value: a number, or a tensor of one element, which may not be known. mode: constant, edge, reflect,
+    symmetric, or wrap, which repeats the tensor.
     """
+    known = emit.known(value)
+    if known is not None and known.size == 1:
+        value = known.reshape(()).item()
     if len(widths) != data.tensor.rank:
         raise InputError(f"expected {data.tensor.rank} pairs of widths for {data.type}, got {len(widths)}")
     before = tuple(max(0, lo) for lo, _ in widths)
@@ -45,10 +49,13 @@ def padded(
                 data = emit.value("take", data, emit.constant(places), axis=axis, mode="fast")
     elif any(before + after):
         attrs: dict[str, Attr] = {"pad_before": before, "pad_after": after, "pad_mode": mode}
-        if isinstance(value, Value):
-            data = emit.value("pad", data, value, **attrs)
+        if mode != "constant":
+            data = emit.value("pad", data, **attrs)
+        elif isinstance(value, Value):
+            data = emit.value("pad", data, emit.cast(emit.reshape(value, ()), data.tensor.dtype), **attrs)
         else:
-            data = emit.value("pad", data, pad_value=value, **attrs)
+            number = bool(value) if data.tensor.dtype == "bool" else value
+            data = emit.value("pad", data, pad_value=number, **attrs)
     return cropped(emit, data, [(max(0, -lo), max(0, -hi)) for lo, hi in widths])
 
 

@@ -116,18 +116,13 @@ def _scan(emit: FoldingEmitter, node: Node) -> Result:
     scanned: list[list[Result]] = [[] for _ in range(outputs)]
     for trip in range(trips):
         places = [trips - 1 - trip if backwards else trip for backwards in before]
-        parts = [_entry(emit, v, a, at) for v, a, at in zip(values, along, places, strict=True)]
+        parts = [emit.entry(v, a, at) for v, a, at in zip(values, along, places, strict=True)]
         results = node.run(body, (*states, *parts))
         states = list(results[: len(states)])
         for collected, value in zip(scanned, results[len(states) :], strict=True):
             collected.append(value)
     ordered = [r[::-1] if backwards else r for r, backwards in zip(scanned, after, strict=True)]
     return (*states, *(_stacked(emit, r, a) for r, a in zip(ordered, out_axes, strict=True)))
-
-
-def _entry(emit: FoldingEmitter, x: Value, axis: int, place: int) -> Value:
-    shape = x.tensor.shape
-    return emit.reshape(emit.cut(x, axis, place, 1), shape[:axis] + shape[axis + 1 :])
 
 
 def _batched_scan(
@@ -140,14 +135,14 @@ def _batched_scan(
         raise InputError("expected tensors with a batch dimension")
     samples: list[list[Result]] = []
     for sample in range(values[0].tensor.shape[0]):
-        own = [_entry(emit, v, 0, sample) for v in values]
+        own = [emit.entry(v, 0, sample) for v in values]
         states: list[Result] = list(own[: len(own) - count])
         sequences = own[len(own) - count :]
         trips = sequences[0].tensor.shape[0]
         scanned: list[list[Result]] = [[] for _ in range(len(body.outputs) - len(states))]
         for trip in range(trips):
             places = [trips - 1 - trip if backwards else trip for backwards in directions]
-            parts = [_entry(emit, v, 0, at) for v, at in zip(sequences, places, strict=True)]
+            parts = [emit.entry(v, 0, at) for v, at in zip(sequences, places, strict=True)]
             results = node.run(body, (*states, *parts))
             states = list(results[: len(states)])
             for collected, value in zip(scanned, results[len(states) :], strict=True):

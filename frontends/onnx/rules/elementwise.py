@@ -2,83 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Result
+from tilewright.frontends.importing.rules import direct, directs, real
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.operands import broadcast_shapes
-from tilewright.ir.nodes import Value
 from tilewright.ir.types import FLOATS, itemsize, storage_dtype
 
 _SAME_NAME = """
-    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Relu Round Sigmoid Sign Sin Sinh Sqrt
-    Tan Tanh
+    Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Relu Round Sigmoid Sign Sin Sinh
+    Softplus Sqrt Tan Tanh
 """
-_UNARY: Mapping[str, str] = {
-    **{name: name.lower() for name in _SAME_NAME.split()},
-    "BitwiseNot": "bitwise_not",
-    "HardSwish": "hard_swish",
-    "IsNaN": "isnan",
-    "Neg": "negative",
-    "Not": "logical_not",
-    "Softplus": "softplus",
-}
-_BINARY: Mapping[str, str] = {
-    "Add": "add",
-    "And": "logical_and",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
-    "Div": "divide",
-    "Equal": "equal",
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_equal",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-    "Mul": "multiply",
-    "Or": "logical_or",
-    "Sub": "subtract",
-    "Xor": "logical_xor",
-}
 _INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
-_VARIADIC: Mapping[str, str] = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
-def _unary(name: str) -> Rule:
+def _folded(name: str) -> Rule:
+    """The rule of an op of two operands over any number of them."""
+
     def rule(emit: FoldingEmitter, node: Node) -> Result:
-        return emit.value(name, node.tensor(0))
+        first, *others = node.tensors() or (node.tensor(0),)
+        for other in others:
+            first = emit.value(name, first, other)
+        return first
 
     return rule
-
-
-def _binary(name: str) -> Rule:
-    def rule(emit: FoldingEmitter, node: Node) -> Result:
-        return emit.value(name, node.tensor(0), node.tensor(1))
-
-    return rule
-
-
-def _variadic(name: str) -> Rule:
-    def rule(emit: FoldingEmitter, node: Node) -> Result:
-        return _folded(emit, node, name)
-
-    return rule
-
-
-def _folded(emit: FoldingEmitter, node: Node, name: str) -> Value:
-    first, *others = node.tensors() or (node.tensor(0),)
-    for other in others:
-        first = emit.value(name, first, other)
-    return first
 
 
 def _mean(emit: FoldingEmitter, node: Node) -> Result:
-    total = _folded(emit, node, "add")
-    return emit.value("divide", total, emit.full(node.count, total.tensor.dtype))
+    return emit.op("divide", _folded("add")(emit, node), node.count)
 
 
 def _reciprocal(emit: FoldingEmitter, node: Node) -> Result:
@@ -106,14 +60,8 @@ def _mod(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _shift(emit: FoldingEmitter, node: Node) -> Result:
-    direction = node.text("direction")
-    if direction not in ("LEFT", "RIGHT"):
-        raise InputError(f"expected direction LEFT or RIGHT, got '{direction}'")
+    direction = node.choice("direction", ("LEFT", "RIGHT"))
     return emit.value(f"{direction.lower()}_shift", node.tensor(0), node.tensor(1))
-
-
-def _where(emit: FoldingEmitter, node: Node) -> Result:
-    return emit.value("where", node.tensor(0), node.tensor(1), node.tensor(2))
 
 
 def _clip(emit: FoldingEmitter, node: Node) -> Result:
@@ -135,10 +83,6 @@ def _clip(emit: FoldingEmitter, node: Node) -> Result:
     return x
 
 
-def _leaky_relu(emit: FoldingEmitter, node: Node) -> Result:
-    return emit.value("leaky_relu", node.tensor(0), alpha=node.real("alpha", 0.01))
-
-
 def _prelu(emit: FoldingEmitter, node: Node) -> Result:
     """The slope broadcasts to x in one direction only."""
     x, slope = node.tensor(0), node.tensor(1)
@@ -148,8 +92,7 @@ def _prelu(emit: FoldingEmitter, node: Node) -> Result:
     along = (1,) * (len(shape) - slope.tensor.rank) + slope.tensor.shape
     if x.tensor.rank > 1 and along == tuple(n if d == 1 else 1 for d, n in enumerate(shape)):
         return emit.value("prelu", x, emit.reshape(slope, (shape[1],)), axis=1)
-    zero = emit.full(0, x.tensor.dtype)
-    return emit.value("where", emit.value("less", x, zero), emit.value("multiply", x, slope), x)
+    return emit.value("where", emit.op("less", x, 0), emit.value("multiply", x, slope), x)
 
 
 def _cast(emit: FoldingEmitter, node: Node) -> Result:
@@ -188,7 +131,7 @@ def _isinf(emit: FoldingEmitter, node: Node) -> Result:
         return emit.value("isinf", x)
     if not positive and not negative:
         return emit.full(False, "bool", x.tensor.shape)
-    return emit.value("equal", x, emit.full(np.inf if positive else -np.inf, x.tensor.dtype))
+    return emit.op("equal", x, np.inf if positive else -np.inf)
 
 
 def _dropout(emit: FoldingEmitter, node: Node) -> Result:
@@ -204,9 +147,15 @@ def _dropout(emit: FoldingEmitter, node: Node) -> Result:
 
 
 RULES: Rules = {
-    **{name: _unary(op) for name, op in _UNARY.items()},
-    **{name: _binary(op) for name, op in _BINARY.items()},
-    **{name: _variadic(op) for name, op in _VARIADIC.items()},
+    **{name: direct(name.lower()) for name in _SAME_NAME.split()},
+    **directs("", 1, BitwiseNot="bitwise_not", HardSwish="hard_swish", IsNaN="isnan"),
+    **directs("", 1, Neg="negative", Not="logical_not"),
+    **directs("", 2, Add="add", Div="divide", Mul="multiply", Sub="subtract"),
+    **directs("", 2, And="logical_and", Or="logical_or", Xor="logical_xor", Equal="equal"),
+    **directs("", 2, BitwiseAnd="bitwise_and", BitwiseOr="bitwise_or", BitwiseXor="bitwise_xor"),
+    **directs("", 2, Greater="greater", GreaterOrEqual="greater_equal", Less="less"),
+    **directs("", 2, LessOrEqual="less_equal"),
+    **directs("", 3, Where="where"),
     "BitCast": _bit_cast,
     "BitShift": _shift,
     "Cast": _cast,
@@ -215,11 +164,13 @@ RULES: Rules = {
     "Dropout": _dropout,
     "Identity": _identity,
     "IsInf": _isinf,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": direct("leaky_relu", alpha=real(0.01)),
+    "Max": _folded("maximum"),
     "Mean": _mean,
+    "Min": _folded("minimum"),
     "Mod": _mod,
     "PRelu": _prelu,
     "Pow": _power,
     "Reciprocal": _reciprocal,
-    "Where": _where,
+    "Sum": _folded("add"),
 }

@@ -4,57 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from tilewright.frontends.importing.call import Call
 from tilewright.frontends.importing.emitter import Result
+from tilewright.frontends.importing.movement import coordinates_first
+from tilewright.frontends.importing.rules import axis, direct
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.nodes import Value
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
 
-def _gather(emit: FoldingEmitter, node: Node) -> Result:
-    x, indices = node.tensor(0), node.tensor(1)
-    axis = node.axis(x.tensor.rank, 0)
-    return emit.value("take", x, indices, axis=axis, mode="wrap")
-
-
-def _gather_elements(emit: FoldingEmitter, node: Node) -> Result:
-    x, indices = node.tensor(0), node.tensor(1)
-    return emit.value("gather", x, indices, axis=node.axis(x.tensor.rank, 0))
-
-
-def _coordinates_first(emit: FoldingEmitter, indices: Value) -> Value:
-    """ONNX keeps the coordinates of a place last, the graph op keeps them first."""
-    rank = indices.tensor.rank
-    if rank == 0:
-        raise InputError(f"expected indices of rank 1 or more, got {indices.type}")
-    return emit.transpose(indices, (rank - 1, *range(rank - 1)))
-
-
 def _gather_nd(emit: FoldingEmitter, node: Node) -> Result:
     batch = node.integer("batch_dims", 0)
-    indices = _coordinates_first(emit, node.tensor(1))
+    indices = coordinates_first(emit, node.tensor(1))
     return emit.value("gather_nd", node.tensor(0), indices, batch_dims=batch)
 
 
-def _reduction(node: Node) -> str:
-    name = node.text("reduction", "none")
-    if name not in _REDUCTIONS:
-        raise InputError(f"expected a reduction among {', '.join(_REDUCTIONS)}, got '{name}'")
-    return _REDUCTIONS[name]
-
-
-def _scatter_elements(emit: FoldingEmitter, node: Node) -> Result:
-    x, indices, updates = (node.tensor(i) for i in range(3))
-    axis = node.axis(x.tensor.rank, 0)
-    return emit.value("scatter_elements", x, indices, updates, axis=axis, reduction=_reduction(node))
+def _reduction(node: Call, name: str) -> str:
+    return _REDUCTIONS[node.choice(name, tuple(_REDUCTIONS), "none")]
 
 
 def _scatter_nd(emit: FoldingEmitter, node: Node) -> Result:
-    x, indices, updates = (node.tensor(i) for i in range(3))
-    mode = _reduction(node)
-    return emit.value("scatter_nd", x, _coordinates_first(emit, indices), updates, mode=mode)
+    x, indices, updates = node.tensors(3)
+    mode = _reduction(node, "reduction")
+    return emit.value("scatter_nd", x, coordinates_first(emit, indices), updates, mode=mode)
 
 
 def _one_hot(emit: FoldingEmitter, node: Node) -> Result:
@@ -63,9 +37,8 @@ def _one_hot(emit: FoldingEmitter, node: Node) -> Result:
     axis = node.axis(indices.tensor.rank + 1, -1)
     indices = emit.cast(indices, "i64")
     off, on = (emit.reshape(emit.cut(node.tensor(2), 0, k, 1), ()) for k in (0, 1))
-    negative = emit.value("less", indices, emit.full(0, "i64"))
-    shifted = emit.value("add", indices, emit.full(depth, "i64"))
-    places = emit.value("where", negative, shifted, indices)
+    shifted = emit.op("add", indices, depth)
+    places = emit.value("where", emit.op("less", indices, 0), shifted, indices)
     return emit.value("one_hot", places, on, off, depth=depth, axis=axis, dtype=on.tensor.dtype)
 
 
@@ -124,37 +97,31 @@ def _unique(emit: FoldingEmitter, node: Node) -> Result:
 
 def _reverse_sequence(emit: FoldingEmitter, node: Node) -> Result:
     """The first `lens[b]` entries of sequence b come in reverse order."""
-    x, lens = node.tensor(0), emit.cast(node.tensor(1), "i64")
+    x, lens = node.tensor(0), node.tensor(1)
     batch, time = node.integer("batch_axis", 1), node.integer("time_axis", 0)
-    shape = x.tensor.shape
-    if {batch, time} != {0, 1} or len(shape) < 2:
+    if {batch, time} != {0, 1} or x.tensor.rank < 2:
         raise InputError(f"expected batch and time to be axes 0 and 1 of {x.type}, got {batch} and {time}")
-    steps = emit.constant(np.arange(shape[time]).reshape([-1 if d == time else 1 for d in (0, 1)]))
-    counts = emit.reshape(lens, [shape[batch] if d == batch else 1 for d in (0, 1)])
-    last = emit.value("subtract", counts, emit.full(1, "i64"))
-    turned = emit.value("subtract", last, steps)
-    places = emit.value("where", emit.value("less", steps, counts), turned, steps)
-    spread = emit.reshape(places, (*shape[:2], *(1,) * (len(shape) - 2)))
-    return emit.value("gather", x, emit.broadcast(spread, shape), axis=time)
+    return emit.value("reverse_sequence", x, lens, seq_axis=time, batch_axis=batch)
 
 
 def _non_max_suppression(emit: FoldingEmitter, node: Node) -> Result:
     raise UnsupportedError("how many boxes are selected depends on data; this version needs static shapes")
 
 
+_SCATTER = direct("scatter_elements", 3, axis=axis(0), reduction=_reduction)
 RULES: Rules = {
     "Compress": _compress,
     "CumProd": _scan("cumprod"),
     "CumSum": _scan("cumsum"),
-    "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "Gather": direct("take", 2, axis=axis(0), mode="wrap"),
+    "GatherElements": direct("gather", 2, axis=axis(0)),
     "GatherND": _gather_nd,
     "NonMaxSuppression": _non_max_suppression,
     "NonZero": _non_zero,
     "OneHot": _one_hot,
     "ReverseSequence": _reverse_sequence,
-    "Scatter": _scatter_elements,
-    "ScatterElements": _scatter_elements,
+    "Scatter": _SCATTER,
+    "ScatterElements": _SCATTER,
     "ScatterND": _scatter_nd,
     "TopK": _topk,
     "Unique": _unique,

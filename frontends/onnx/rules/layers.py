@@ -7,6 +7,7 @@ from math import prod
 
 from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.importing.products import matrix_product
+from tilewright.frontends.importing.rules import direct, integer, real
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
 from tilewright.frontends.onnx.windows import DATA, KERNEL, TRANSPOSED, Geometry, geometry, spatial_rank
@@ -15,13 +16,24 @@ from tilewright.ir.graph_ops.operands import accumulator_dtype
 from tilewright.ir.nodes import Value
 
 
+def check_kernel(node: Node, weight: Value) -> None:
+    """Raise InputError where the node says another extent of its kernel than the kernel has."""
+    size = node.integers("kernel_shape", weight.tensor.shape[2:])
+    if tuple(size) != weight.tensor.shape[2:]:
+        raise InputError(f"expected kernel_shape as the kernel {weight.type} has it, got {size}")
+
+
+def biased(emit: FoldingEmitter, node: Node, out: Value, index: int = 2) -> Value:
+    """`out` plus operand `index` along its channels, where it is given."""
+    bias = node.optional(index)
+    return out if bias is None else emit.value("bias_add", out, bias, axis=1)
+
+
 def convolved(emit: FoldingEmitter, node: Node, x: Value, weight: Value) -> Value:
     """The convolution that the attributes of `node` describe, without bias."""
     n = spatial_rank(x.tensor.shape)
     kernel = weight.tensor.shape[2:]
-    given = node.integers("kernel_shape", kernel)
-    if tuple(given) != kernel:
-        raise InputError(f"expected kernel_shape as the kernel {weight.type} has it, got {given}")
+    check_kernel(node, weight)
     g = geometry(node, x.tensor.shape[2:], kernel)
     return emit.value(
         f"conv{n}d", x, weight, strides=g.strides, padding=g.padding, dilation=g.dilation,
@@ -30,9 +42,7 @@ def convolved(emit: FoldingEmitter, node: Node, x: Value, weight: Value) -> Valu
 
 
 def _conv(emit: FoldingEmitter, node: Node) -> Result:
-    out = convolved(emit, node, node.tensor(0), node.tensor(1))
-    bias = node.optional(2)
-    return out if bias is None else emit.value("bias_add", out, bias, axis=1)
+    return biased(emit, node, convolved(emit, node, node.tensor(0), node.tensor(1)))
 
 
 def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
@@ -41,9 +51,7 @@ def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
     auto = node.text("auto_pad", "NOTSET")
     extra = node.integers("output_padding", (0,) * n)
     wanted = node.integers("output_shape", None)
-    given = node.integers("kernel_shape", weight.tensor.shape[2:])
-    if tuple(given) != weight.tensor.shape[2:]:
-        raise InputError(f"expected kernel_shape as the kernel {weight.type} has it, got {given}")
+    check_kernel(node, weight)
     g = geometry(node, sizes, weight.tensor.shape[2:])
     if auto.startswith("SAME") and wanted is None:
         wanted = tuple(size * stride for size, stride in zip(sizes, g.strides, strict=True))
@@ -55,8 +63,7 @@ def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
         groups=node.integer("group", 1), output_padding=tuple(extra), data_layout=DATA[n],
         kernel_layout=TRANSPOSED[n],
     )  # fmt: skip
-    bias = node.optional(2)
-    return out if bias is None else emit.value("bias_add", out, bias, axis=1)
+    return biased(emit, node, out)
 
 
 def _transposed_padding(
@@ -78,7 +85,7 @@ def _matmul(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _scaled(emit: FoldingEmitter, x: Value, factor: float) -> Value:
-    return x if factor == 1 else emit.value("multiply", x, emit.full(factor, x.tensor.dtype))
+    return x if factor == 1 else emit.op("multiply", x, factor)
 
 
 def _gemm(emit: FoldingEmitter, node: Node) -> Result:
@@ -93,7 +100,7 @@ def _gemm(emit: FoldingEmitter, node: Node) -> Result:
 
 def _batch_norm(emit: FoldingEmitter, node: Node) -> Result:
     """Statistics of the batch where the node trains, else those given; computed in the widest dtype."""
-    x, *vectors = (node.tensor(i) for i in range(5))
+    x, *vectors = node.tensors(5)
     epsilon, momentum = node.real("epsilon", 1e-5), node.real("momentum", 0.9)
     training = node.flag("training_mode", False)
     node.drop("spatial")
@@ -106,7 +113,7 @@ def _batch_norm(emit: FoldingEmitter, node: Node) -> Result:
         axes = tuple(d for d in range(x.tensor.rank) if d != 1)
         held = (mean, variance)
         mean = emit.value("mean", wide, axis=axes, keepdims=False)
-        spread = emit.reshape(mean, _along(mean, x))
+        spread = emit.along(mean, 1, x.tensor.rank)
         variance = emit.value("variance", wide, spread, axis=axes, keepdims=False, unbiased=False)
         after = tuple(
             emit.cast(_mixed(emit, old, new, momentum), v.tensor.dtype)
@@ -116,23 +123,13 @@ def _batch_norm(emit: FoldingEmitter, node: Node) -> Result:
     return (emit.cast(out, x.tensor.dtype), *after)
 
 
-def _along(vector: Value, x: Value) -> tuple[int, ...]:
-    """The shape in which a vector of channels broadcasts to x."""
-    return tuple(vector.tensor.size if d == 1 else 1 for d in range(x.tensor.rank))
-
-
 def _mixed(emit: FoldingEmitter, old: Value, new: Value, momentum: float) -> Value:
     return emit.value("add", _scaled(emit, old, momentum), _scaled(emit, new, 1 - momentum))
 
 
-def _instance_norm(emit: FoldingEmitter, node: Node) -> Result:
-    x, scale, bias = (node.tensor(i) for i in range(3))
-    return emit.value("instance_norm", x, scale, bias, axis=1, epsilon=node.real("epsilon", 1e-5))
-
-
 def _group_norm(emit: FoldingEmitter, node: Node) -> Result:
     """Scale and bias come per group before version 21, per channel from it on."""
-    x, scale, bias = (node.tensor(i) for i in range(3))
+    x, scale, bias = node.tensors(3)
     groups = node.integer("num_groups")
     node.drop("stash_type")
     if node.opset < 21:
@@ -176,13 +173,6 @@ def _moments(
     return emit.reshape(mean, kept), emit.reshape(inverse, kept)
 
 
-def _lrn(emit: FoldingEmitter, node: Node) -> Result:
-    return emit.value(
-        "lrn", node.tensor(0), size=node.integer("size"), axis=1, alpha=node.real("alpha", 1e-4),
-        beta=node.real("beta", 0.75), bias=node.real("bias", 1.0),
-    )  # fmt: skip
-
-
 def _lp_normalization(emit: FoldingEmitter, node: Node) -> Result:
     """x over its norm along an axis; zero where the norm is."""
     x, p = node.tensor(0), node.integer("p", 2)
@@ -216,8 +206,8 @@ RULES: Rules = {
     "ConvTranspose": _conv_transpose,
     "Gemm": _gemm,
     "GroupNormalization": _group_norm,
-    "InstanceNormalization": _instance_norm,
-    "LRN": _lrn,
+    "InstanceNormalization": direct("instance_norm", 3, axis=1, epsilon=real(1e-5)),
+    "LRN": direct("lrn", size=integer(), axis=1, alpha=real(1e-4), beta=real(0.75), bias=real(1.0)),
     "LayerNormalization": _layer_norm,
     "LogSoftmax": _softmax("log_softmax"),
     "LpNormalization": _lp_normalization,

@@ -107,7 +107,7 @@ def _cropped(emit: FoldingEmitter, x: Value, counts: Sequence[int]) -> Value:
 def _power(emit: FoldingEmitter, x: Value, p: float) -> Value:
     if p in (1, 2, 0.5):
         return x if p == 1 else emit.value("multiply", x, x) if p == 2 else emit.value("sqrt", x)
-    return emit.value("power", x, emit.full(p, x.tensor.dtype))
+    return emit.op("power", x, p)
 
 
 def _global(kind: str) -> Rule:

@@ -7,7 +7,7 @@ from tilewright.frontends.importing.products import matrix_product
 from tilewright.frontends.importing.quantisation import centred, dequantised, quantised, spread
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
-from tilewright.frontends.onnx.rules.layers import convolved
+from tilewright.frontends.onnx.rules.layers import biased, convolved
 from tilewright.frontends.onnx.tensors import Narrow, dtype_of_element
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -137,10 +137,8 @@ def _qlinear_matmul(emit: FoldingEmitter, node: Node) -> Result:
 
 def _qlinear_conv(emit: FoldingEmitter, node: Node) -> Result:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.tensors(8)
-    kernel, bias = centred(emit, w, w_zero, 0), node.optional(8)
-    out = convolved(emit, node, centred(emit, x, x_zero), kernel)
-    if bias is not None:
-        out = emit.value("bias_add", out, bias, axis=1)
+    kernel = centred(emit, w, w_zero, 0)
+    out = biased(emit, node, convolved(emit, node, centred(emit, x, x_zero), kernel), 8)
     scale = emit.value("multiply", x_scale, spread(emit, w_scale, out.tensor.rank, 1))
     real = emit.value("multiply", emit.cast(out, "f32"), scale)
     return _as_integers(emit, real, y_scale, y_zero, y_zero.tensor.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.onnx.emission import FoldingEmitter
@@ -26,7 +27,6 @@ _DEFAULTS = {
     "Tanh": (0.0, 0.0),
     "ThresholdedRelu": (1.0, 0.0),
 }
-_PLAIN = {"relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,40 +124,24 @@ def _lstm_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value,
 
 def _activation(emit: FoldingEmitter, name: str, alpha: float, beta: float) -> Activation:
     """The function called `name`, whatever the case of its letters."""
-    kind = name.lower()
-
-    def number(value: float, x: Value) -> Value:
-        return emit.full(value, x.tensor.dtype)
+    kind, op = name.lower(), emit.op
 
     def affine(x: Value) -> Value:
-        return emit.value("add", emit.value("multiply", x, number(alpha, x)), number(beta, x))
-
-    def scaled_tanh(x: Value) -> Value:
-        inner = emit.value("tanh", emit.value("multiply", x, number(beta, x)))
-        return emit.value("multiply", inner, number(alpha, x))
-
-    def softsign(x: Value) -> Value:
-        return emit.value("divide", x, emit.value("add", emit.value("abs", x), number(1, x)))
+        return op("add", op("multiply", x, alpha), beta)
 
     def elu(x: Value) -> Value:
-        below = emit.value("subtract", emit.value("exp", x), number(1, x))
-        scaled = emit.value("multiply", below, number(alpha, x))
-        return emit.value("where", emit.value("less", x, number(0, x)), scaled, x)
+        below = op("subtract", emit.value("exp", x), 1)
+        return emit.value("where", op("less", x, 0), op("multiply", below, alpha), x)
 
-    def thresholded(x: Value) -> Value:
-        return emit.value("where", emit.value("greater", x, number(alpha, x)), x, number(0, x))
-
-    if kind in _PLAIN:
-        return lambda x: emit.value(_PLAIN[kind], x)
     composed: dict[str, Activation] = {
         "affine": affine,
         "elu": elu,
         "hardsigmoid": lambda x: emit.value("clip", affine(x), a_min=0.0, a_max=1.0),
         "leakyrelu": lambda x: emit.value("leaky_relu", x, alpha=float(alpha)),
-        "scaledtanh": scaled_tanh,
-        "softplus": lambda x: emit.value("softplus", x),
-        "softsign": softsign,
-        "thresholdedrelu": thresholded,
+        "scaledtanh": lambda x: op("multiply", emit.value("tanh", op("multiply", x, beta)), alpha),
+        "softsign": lambda x: emit.value("divide", x, op("add", emit.value("abs", x), 1)),
+        "thresholdedrelu": lambda x: emit.where(op("greater", x, alpha), x, 0),
+        **{plain: partial(emit.value, plain) for plain in ("relu", "sigmoid", "softplus", "tanh")},
     }
     if kind not in composed:
         raise UnsupportedError(f"expected an activation among {', '.join(_DEFAULTS)}, got '{name}'")
@@ -217,7 +201,7 @@ def _recurrent(
                 if given is None
                 else (emit.cut(given, 0, k * gates * hidden, gates * hidden) for k in (1, 0))
             )
-            outside, turned = (_entry(emit, v, d) for v in (weight, recurrence))
+            outside, turned = (emit.entry(v, 0, d) for v in (weight, recurrence))
             if not integers:
                 turned = emit.transpose(turned, (1, 0))
             scales = [_part(emit, node, k, d) if integers else None for k in range(8, 12)]
@@ -248,14 +232,9 @@ def _cubic(node: Node, index: int) -> Value:
     return value
 
 
-def _entry(emit: FoldingEmitter, x: Value, index: int, axis: int = 0) -> Value:
-    shape = x.tensor.shape
-    return emit.reshape(emit.cut(x, axis, index, 1), shape[:axis] + shape[axis + 1 :])
-
-
 def _part(emit: FoldingEmitter, node: Node, index: int, direction: int) -> Value | None:
     value = node.optional(index)
-    return None if value is None else _entry(emit, value, direction)
+    return None if value is None else emit.entry(value, 0, direction)
 
 
 def _initial(
@@ -265,7 +244,7 @@ def _initial(
     value = node.optional(index)
     if value is None:
         return emit.full(0, x.tensor.dtype, (x.tensor.shape[1], hidden))
-    return _entry(emit, value, direction, 1 if batch_first else 0)
+    return emit.entry(value, 1 if batch_first else 0, direction)
 
 
 def _gated_input(
@@ -306,7 +285,7 @@ def _unrolled(
     time = rows.tensor.shape[0]
     outputs: list[Value] = []
     for t in reversed(range(time)) if backwards else range(time):
-        after = step(cell, _entry(emit, rows, t), states)
+        after = step(cell, emit.entry(rows, 0, t), states)
         output = after[0]
         if lens is not None:
             now = emit.full(t, lens.tensor.dtype)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
+
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Result
@@ -74,13 +77,10 @@ def _log_sum_exp(emit: FoldingEmitter, x: Value, axes: tuple[int, ...], keep: bo
     return emit.reshape(total, [n for d, n in enumerate(x.tensor.shape) if d not in axes])
 
 
-def _composed(build: object) -> Rule:
-    def rule(emit: FoldingEmitter, node: Node) -> Result:
-        axes, keep = _axes(emit, node, _AXES_OPERAND), node.flag("keepdims", True)
-        assert callable(build)
-        return build(emit, node.tensor(0), axes, keep)
-
-    return rule
+def _composed(build: Callable[[FoldingEmitter, Value, tuple[int, ...], bool], Value]) -> Rule:
+    return lambda emit, node: build(
+        emit, node.tensor(0), _axes(emit, node, _AXES_OPERAND), node.flag("keepdims", True)
+    )
 
 
 def _position(name: str) -> Rule:
@@ -100,13 +100,12 @@ def _hardmax(emit: FoldingEmitter, node: Node) -> Result:
     shape = x.tensor.shape
     if node.opset < 13:
         axis = node.axis(x.tensor.rank, 1)
-        outer = int(np.prod(shape[:axis], dtype=np.int64))
-        x, axis = emit.reshape(x, (outer, int(np.prod(shape[axis:], dtype=np.int64)))), 1
+        x, axis = emit.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
     else:
         axis = node.axis(x.tensor.rank, -1)
     first = emit.value("argmax", x, axis=(axis,), keepdims=True, select_last_index=False)
-    along = [-1 if d == axis else 1 for d in range(x.tensor.rank)]
-    places = emit.constant(np.arange(x.tensor.shape[axis], dtype=np.int32).reshape(along))
+    numbers = emit.constant(np.arange(x.tensor.shape[axis], dtype=np.int32))
+    places = emit.along(numbers, axis, x.tensor.rank)
     hit = emit.cast(emit.value("equal", places, first), x.tensor.dtype)
     return emit.reshape(hit, shape)
 

@@ -116,17 +116,15 @@ def _resized_axis(emit: FoldingEmitter, x: Value, d: int, axis: _Axis, options: 
     for place, weight in zip(places.astype(np.int64), weights, strict=True):
         picked = emit.value("take", x, emit.constant(place), axis=d, mode="fast")
         if options.mode != "nearest":
-            shape = [-1 if k == d else 1 for k in range(x.tensor.rank)]
-            factor = weight.astype(storage_dtype(x.tensor.dtype)).reshape(shape)
-            picked = emit.value("multiply", picked, emit.constant(factor))
+            factor = emit.constant(weight.astype(storage_dtype(x.tensor.dtype)))
+            picked = emit.value("multiply", picked, emit.along(factor, d, x.tensor.rank))
         total = picked if total is None else emit.value("add", total, picked)
     assert total is not None
     if options.transform == "tf_crop_and_resize":
         outside = (at < 0) | (at > axis.size - 1)
         if outside.any():
-            mask = emit.constant(outside.reshape([-1 if k == d else 1 for k in range(x.tensor.rank)]))
-            value = emit.full(options.extrapolation, x.tensor.dtype)
-            total = emit.value("where", mask, value, total)
+            mask = emit.along(emit.constant(outside), d, x.tensor.rank)
+            total = emit.value("where", mask, emit.full(options.extrapolation, x.tensor.dtype), total)
     return total
 
 
@@ -147,31 +145,22 @@ def _targets(
     return [(int(np.floor(scale * shape[d] + 0.5)), scale) for d in axes]
 
 
-def _checked(value: str, known: Sequence[str], name: str) -> str:
-    if value not in known:
-        raise InputError(f"expected {name} among {', '.join(known)}, got '{value}'")
-    return value
-
-
 def _resize(emit: FoldingEmitter, node: Node) -> Result:
     """Version 10 has scales only, and coordinates that are divided by them."""
-    x, attrs = node.tensor(0), node
+    x = node.tensor(0)
     rank, shape = x.tensor.rank, x.tensor.shape
     modern = node.opset >= 11
     options = _Options(
-        _checked(attrs.text("mode", "nearest"), ("nearest", "linear", "cubic"), "mode"),
-        _checked(
-            attrs.text("coordinate_transformation_mode", "half_pixel" if modern else "asymmetric"),
-            _TRANSFORMS, "coordinate_transformation_mode",
+        node.choice("mode", ("nearest", "linear", "cubic"), "nearest"),
+        node.choice(
+            "coordinate_transformation_mode", _TRANSFORMS, "half_pixel" if modern else "asymmetric"
         ),
-        _checked(attrs.text("nearest_mode", _NEAREST[0] if modern else "floor"), _NEAREST, "nearest_mode"),
-        attrs.real("cubic_coeff_a", -0.75), attrs.flag("exclude_outside", False),
-        attrs.flag("antialias", False), attrs.real("extrapolation_value", 0.0),
+        node.choice("nearest_mode", _NEAREST, _NEAREST[0] if modern else "floor"),
+        node.real("cubic_coeff_a", -0.75), node.flag("exclude_outside", False),
+        node.flag("antialias", False), node.real("extrapolation_value", 0.0),
     )  # fmt: skip
-    policy = _checked(
-        attrs.text("keep_aspect_ratio_policy", "stretch"), _POLICIES, "keep_aspect_ratio_policy"
-    )
-    axes = axes_of(attrs.integers("axes", tuple(range(rank))), rank, "axes")
+    policy = node.choice("keep_aspect_ratio_policy", _POLICIES, "stretch")
+    axes = axes_of(node.integers("axes", tuple(range(rank))), rank, "axes")
     at = 2 if modern else 1
     scales = _numbers(emit, node, at, "scales")
     sizes = tuple(int(n) for n in _numbers(emit, node, 3, "sizes")) if modern else ()
@@ -214,7 +203,7 @@ def _upsample(emit: FoldingEmitter, node: Node) -> Result:
     """Version 7 has its scales as an attribute."""
     x = node.tensor(0)
     scales = node.reals("scales") if node.opset < 9 else _numbers(emit, node, 1, "scales")
-    mode = _checked(node.text("mode", "nearest"), ("nearest", "linear"), "mode")
+    mode = node.choice("mode", ("nearest", "linear"), "nearest")
     options = _Options(mode, "asymmetric", "floor", -0.75, False, False, 0.0)
     found = _targets(x.tensor.shape, range(x.tensor.rank), scales, (), "stretch")
     plans = {d: _Axis(x.tensor.shape[d], n, s, 0.0, 1.0) for d, (n, s) in enumerate(found)}

@@ -9,6 +9,7 @@ import numpy as np
 from tilewright.frontends.importing.emitter import Result, bounded
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules
+from tilewright.frontends.onnx.rules.layers import biased, check_kernel
 from tilewright.frontends.onnx.windows import geometry
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
@@ -25,9 +26,7 @@ _METHODS = {
 
 def _grid_sample(emit: FoldingEmitter, node: Node) -> Result:
     data, grid = node.tensor(0), node.tensor(1)
-    mode = node.text("mode", "linear" if node.opset >= 20 else "bilinear")
-    if mode not in _METHODS:
-        raise InputError(f"expected mode among {', '.join(_METHODS)}, got '{mode}'")
+    mode = node.choice("mode", tuple(_METHODS), "linear" if node.opset >= 20 else "bilinear")
     rank = grid.tensor.rank
     return emit.value(
         "grid_sample", data, emit.transpose(grid, (0, rank - 1, *range(1, rank - 1))),
@@ -38,7 +37,7 @@ def _grid_sample(emit: FoldingEmitter, node: Node) -> Result:
 
 def _roi_align(emit: FoldingEmitter, node: Node) -> Result:
     """Samples of a bin as products with the weights that every row and column of the image has in them."""
-    x, rois, batch = (node.tensor(i) for i in range(3))
+    x, rois, batch = node.tensors(3)
     attrs = node
     mode = attrs.text("mode", "avg")
     transform = attrs.text("coordinate_transformation_mode", "half_pixel")
@@ -68,7 +67,7 @@ def _roi_align(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _offset(emit: FoldingEmitter, x: Value, scale: float, shift: float) -> Value:
-    scaled = emit.value("multiply", x, emit.full(scale, x.tensor.dtype))
+    scaled = emit.op("multiply", x, scale)
     return scaled if shift == 0 else emit.value("subtract", scaled, emit.full(shift, x.tensor.dtype))
 
 
@@ -79,17 +78,13 @@ def _bin_weights(
     dtype = low.tensor.dtype
     span = emit.value("subtract", high, low)
     if clamp:
-        span = emit.value("maximum", span, emit.full(1, dtype))
+        span = emit.op("maximum", span, 1)
     bounded(bins, ratio, size)
     # samples lie at these fractions of a region
     fractions = (np.arange(bins * ratio) + 0.5) / (bins * ratio)
     steps = emit.constant(fractions.astype(storage_dtype(dtype))[None])
     at = emit.value("add", low, emit.value("multiply", span, steps))
-    inside = emit.value(
-        "logical_and",
-        emit.value("greater_equal", at, emit.full(-1, dtype)),
-        emit.value("less_equal", at, emit.full(size, dtype)),
-    )
+    inside = emit.value("logical_and", emit.op("greater_equal", at, -1), emit.op("less_equal", at, size))
     at = emit.value("clip", at, a_min=0.0, a_max=float(size - 1))
     shape = (low.tensor.shape[0], bins, ratio, 1)
     at, inside = emit.reshape(at, shape), emit.reshape(inside, shape)
@@ -131,15 +126,14 @@ def _largest(
 
 def _deform_conv(emit: FoldingEmitter, node: Node) -> Result:
     """Bilinear samples where the offsets say, then one product per group."""
-    x, weight, offset = (node.tensor(i) for i in range(3))
-    bias, mask = node.optional(3), node.optional(4)
+    x, weight, offset = node.tensors(3)
+    mask = node.optional(4)
     if x.tensor.rank != 4:
         raise UnsupportedError(f"expected two spatial dimensions, got {x.type}")
     if weight.tensor.rank != 4 or offset.tensor.rank != 4:
         raise InputError(f"expected weights and offsets of rank 4, got {weight.type} and {offset.type}")
     (n, channels, *sizes), (filters, each, *kernel) = x.tensor.shape, weight.tensor.shape
-    if tuple(node.integers("kernel_shape", tuple(kernel))) != tuple(kernel):
-        raise InputError(f"expected kernel_shape as the kernel {weight.type} has it")
+    check_kernel(node, weight)
     g = geometry(node, sizes, kernel)
     groups, offset_groups = node.integer("group", 1), node.integer("offset_group", 1)
     counts, taps = offset.tensor.shape[2:], prod(kernel)
@@ -165,7 +159,7 @@ def _deform_conv(emit: FoldingEmitter, node: Node) -> Result:
     columns = emit.reshape(emit.transpose(sampled, (0, 2, 1)), (n, groups, each * taps, prod(counts)))
     kernels = emit.reshape(weight, (1, groups, filters // groups, each * taps))
     out = emit.reshape(emit.value("matmul", kernels, columns), (n, filters, *counts))
-    return out if bias is None else emit.value("bias_add", out, bias, axis=1)
+    return biased(emit, node, out, 3)
 
 
 def _tap_positions(
@@ -191,11 +185,11 @@ def _bilinear(emit: FoldingEmitter, rows: Value, at: list[Value], sizes: list[in
         part = emit.value("subtract", x, base)
         ends = []
         for step, weight in ((0, emit.value("subtract", one, part)), (1, part)):
-            place = emit.value("add", base, emit.full(step, dtype))
+            place = emit.op("add", base, step)
             inside = emit.value(
                 "logical_and",
                 emit.value("greater_equal", place, zero),
-                emit.value("less_equal", place, emit.full(size - 1, dtype)),
+                emit.op("less_equal", place, size - 1),
             )
             bounded = emit.cast(emit.value("clip", place, a_min=0.0, a_max=float(size - 1)), "i64")
             ends.append((bounded, emit.value("where", inside, weight, zero)))
@@ -203,7 +197,7 @@ def _bilinear(emit: FoldingEmitter, rows: Value, at: list[Value], sizes: list[in
     total: Value | None = None
     for row, row_weight in axes[0]:
         for column, column_weight in axes[1]:
-            flat = emit.value("add", emit.value("multiply", row, emit.full(sizes[1], "i64")), column)
+            flat = emit.value("add", emit.op("multiply", row, sizes[1]), column)
             picked = emit.value("take", rows, flat, axis=1, batch_dims=1, mode="fast")
             weight = emit.value("expand_dims", emit.value("multiply", row_weight, column_weight), axis=2)
             part = emit.value("multiply", picked, weight)
@@ -255,7 +249,7 @@ def _tensor_scatter(emit: FoldingEmitter, node: Node) -> Result:
         first = emit.reshape(emit.cast(where, "i64"), (shape[0], *(1,) * (len(shape) - 1)))
         places = emit.value("add", first, steps)
     if mode == "circular":
-        places = emit.value("floor_mod", places, emit.full(cache.tensor.shape[axis], "i64"))
+        places = emit.op("floor_mod", places, cache.tensor.shape[axis])
     return emit.value("scatter_elements", cache, emit.broadcast(places, shape), update, axis=axis)
 
 

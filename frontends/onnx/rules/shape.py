@@ -7,9 +7,11 @@ from math import prod
 
 import numpy as np
 
-from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.importing.emitter import Result
+from tilewright.frontends.importing.movement import padded
+from tilewright.frontends.importing.rules import direct, integer, text
 from tilewright.frontends.onnx.emission import FoldingEmitter
-from tilewright.frontends.onnx.node import Node, Rule, Rules, wrapped
+from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import axes_of, broadcast_shapes
 from tilewright.ir.nodes import Value
@@ -169,41 +171,10 @@ def _pad(emit: FoldingEmitter, node: Node) -> Result:
             axes = axes_of(emit.integers(node.tensor(3), "axes"), rank, "axes")
     if len(pads) != 2 * len(axes):
         raise InputError(f"expected {2 * len(axes)} pads for {x.type}, got {pads}")
-    before, after = [0] * rank, [0] * rank
+    widths = [(0, 0)] * rank
     for k, axis in enumerate(axes):
-        before[axis], after[axis] = pads[k], pads[len(axes) + k]
-    return _padded(emit, x, before, after, mode, value, fill)
-
-
-def _padded(
-    emit: FoldingEmitter,
-    x: Value,
-    before: Sequence[int],
-    after: Sequence[int],
-    mode: str,
-    value: Value | None,
-    fill: float,
-) -> Value:
-    """Negative pads cut entries off before anything is added."""
-    for axis, (low, high) in enumerate(zip(before, after, strict=True)):
-        n = x.tensor.shape[axis]
-        x = emit.cut(x, axis, max(0, -low), n + min(0, low) + min(0, high))
-    lead, tail = tuple(max(0, n) for n in before), tuple(max(0, n) for n in after)
-    if not any(lead) and not any(tail):
-        return x
-    if mode == "wrap":
-        for axis in range(x.tensor.rank):
-            bounded(lead[axis] + tail[axis])
-            places = np.arange(-lead[axis], x.tensor.shape[axis] + tail[axis]) % max(1, x.tensor.shape[axis])
-            x = emit.value("take", x, emit.constant(places), axis=axis, mode="fast")
-        return x
-    known = emit.known(value) if value is not None else None
-    if value is not None and known is None:
-        return emit.value("pad", x, emit.reshape(value, ()), pad_before=lead, pad_after=tail)
-    number = known.reshape(()).item() if known is not None and known.size else fill
-    if x.tensor.dtype == "bool":
-        number = bool(number)
-    return emit.value("pad", x, pad_before=lead, pad_after=tail, pad_value=number, pad_mode=mode)
+        widths[axis] = (pads[k], pads[len(axes) + k])
+    return padded(emit, x, widths, fill if value is None else value, mode)
 
 
 def _shape(emit: FoldingEmitter, node: Node) -> Result:
@@ -217,12 +188,8 @@ def _size(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _constant(emit: FoldingEmitter, node: Node) -> Result:
-    for name, dtype in (("value_float", "f32"), ("value_int", "i64")):
-        number = node.take(name, None)
-        if number is not None:
-            return emit.constant(np.array(number, storage_dtype(dtype)))
-    for name, dtype in (("value_floats", "f32"), ("value_ints", "i64")):
-        numbers = node.take(name, None)
+    for name, dtype in (("float", "f32"), ("int", "i64"), ("floats", "f32"), ("ints", "i64")):
+        numbers = node.take(f"value_{name}", None)
         if numbers is not None:
             return emit.constant(np.array(numbers, storage_dtype(dtype)))
     name = "value" if node.sets("value") else "sparse_value"
@@ -265,25 +232,13 @@ def _eye_like(emit: FoldingEmitter, node: Node) -> Result:
     return emit.constant(np.eye(rows, columns, node.integer("k", 0)).astype(storage_dtype(dtype)))
 
 
-def _blocks(name: str) -> Rule:
-    def rule(emit: FoldingEmitter, node: Node) -> Result:
-        block, x = node.integer("blocksize"), node.tensor(0)
-        mode = node.text("mode", "DCR")
-        return emit.value(name, x, block_size=block, layout="NCHW", mode=mode)
-
-    return rule
-
-
 def _trilu(emit: FoldingEmitter, node: Node) -> Result:
     """The upper or lower triangle; everything else is zero."""
     x, upper = node.tensor(0), node.flag("upper", True)
     k = emit.integers(node.tensor(1), "k")[0] if node.has(1) else 0
     if x.tensor.rank < 2:
         raise InputError(f"expected matrices, got {x.type}")
-    rows, columns = x.tensor.shape[-2:]
-    distance = np.arange(columns)[None, :] - np.arange(rows)[:, None]
-    kept = emit.constant(distance >= k if upper else distance <= k)
-    return emit.value("where", kept, x, emit.full(0, x.tensor.dtype))
+    return emit.value("trilu", x, k=k, upper=upper)
 
 
 def _center_crop_pad(emit: FoldingEmitter, node: Node) -> Result:
@@ -292,21 +247,22 @@ def _center_crop_pad(emit: FoldingEmitter, node: Node) -> Result:
     axes = node.integers("axes", tuple(range(x.tensor.rank)))
     if len(axes) != len(sizes):
         raise InputError(f"expected one extent per axis of {axes}, got {sizes}")
-    before, after = [0] * x.tensor.rank, [0] * x.tensor.rank
+    widths = [(0, 0)] * x.tensor.rank
     for axis, size in zip(axes, sizes, strict=True):
         at = wrapped(axis, x.tensor.rank)
         extra = size - x.tensor.shape[at]
-        before[at] = extra // 2 if extra >= 0 else -(-extra // 2)
-        after[at] = extra - before[at]
-    return _padded(emit, x, before, after, "constant", None, 0.0)
+        before = extra // 2 if extra >= 0 else -(-extra // 2)
+        widths[at] = (before, extra - before)
+    return padded(emit, x, widths)
 
 
+_BLOCKS = {"block_size": integer(name="blocksize"), "layout": "NCHW", "mode": text("DCR")}
 RULES: Rules = {
     "CenterCropPad": _center_crop_pad,
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
-    "DepthToSpace": _blocks("depth_to_space"),
+    "DepthToSpace": direct("depth_to_space", **_BLOCKS),
     "Expand": _expand,
     "EyeLike": _eye_like,
     "Flatten": _flatten,
@@ -316,7 +272,7 @@ RULES: Rules = {
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,
-    "SpaceToDepth": _blocks("space_to_depth"),
+    "SpaceToDepth": direct("space_to_depth", **_BLOCKS),
     "Split": _split,
     "Squeeze": _squeeze,
     "Tile": _tile,

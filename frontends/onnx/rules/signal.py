@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Result, bounded
+from tilewright.frontends.importing.movement import padded
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -37,8 +38,7 @@ def _fitted(emit: FoldingEmitter, x: Value, length: int) -> Value:
     extent = x.tensor.shape[last]
     if extent >= length:
         return emit.cut(x, last, 0, length)
-    after = tuple(length - extent if d == last else 0 for d in range(last + 1))
-    return emit.value("pad", x, pad_before=(0,) * (last + 1), pad_after=after)
+    return padded(emit, x, [*[(0, 0)] * last, (0, length - extent)])
 
 
 def _product(emit: FoldingEmitter, x: Value, matrix: np.ndarray) -> Value:

@@ -75,7 +75,7 @@ def _tf_idf(emit: FoldingEmitter, node: Node) -> Result:
     spread[np.arange(len(places)), places] = 1
     counts = emit.value("matmul", emit.join(parts, 1), emit.constant(spread))
     if mode == "IDF":
-        counts = emit.cast(emit.value("greater", counts, emit.full(0.0, "f32")), "f32")
+        counts = emit.cast(emit.op("greater", counts, 0.0), "f32")
     weights = attrs.reals("weights", ())
     if mode != "TF" and weights:
         if len(weights) != len(places):

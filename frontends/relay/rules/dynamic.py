@@ -10,10 +10,10 @@ from math import floor
 
 from tilewright.frontends.importing.call import Call, Rule
 from tilewright.frontends.importing.emitter import Emitter, Result
+from tilewright.frontends.importing.movement import padded
 from tilewright.frontends.relay.rules import indexing, movement
 from tilewright.frontends.tvm.rules.image import RESIZING, resize
 from tilewright.frontends.tvm.rules.movement import RULES as SHARED
-from tilewright.frontends.tvm.rules.padding import pad
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.interpolation import is_layout, spatial
 from tilewright.ir.graph_ops.layouts import SPATIAL
@@ -53,7 +53,7 @@ def _pad(emit: Emitter, call: Call) -> Result:
     if array.ndim != 2 or array.shape[1] != 2:
         raise InputError(f"expected widths of shape ({data.tensor.rank}, 2), got {widths.type}")
     pairs = [(int(lo), int(hi)) for lo, hi in array]
-    return pad(emit, data, value, pairs, call.text("pad_mode", "constant"))
+    return padded(emit, data, pairs, value, call.text("pad_mode", "constant"))
 
 
 def _one_hot(emit: Emitter, call: Call) -> Result:

@@ -26,19 +26,10 @@ def _dilate(emit: Emitter, call: Call) -> Result:
     return emit.value("strided_set", among, data, begin=(0,) * x.rank, strides=strides)
 
 
-def pad(emit: Emitter, data: Value, value: Value, widths: Pairs, mode: str) -> Value:
-    """`data` padded with an operand, constant or not, of any dtype."""
-    if mode != "constant":
-        return padded(emit, data, widths, mode=mode)
-    known = emit.known(value)
-    if known is not None and known.size == 1:
-        return padded(emit, data, widths, known.reshape(()).item())
-    return padded(emit, data, widths, emit.value("cast", value, dtype=data.tensor.dtype))
-
-
 def _pad(emit: Emitter, call: Call) -> Result:
+    """The value to pad with is an operand, constant or not, of any dtype."""
     data, value = call.tensors(2)
-    return pad(emit, data, value, call.pairs("pad_width"), call.text("pad_mode", "constant"))
+    return padded(emit, data, call.pairs("pad_width"), value, call.text("pad_mode", "constant"))
 
 
 def _mirror_pad(emit: Emitter, call: Call) -> Result:
