@@ -11,9 +11,13 @@ from typing import Any
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tilewright.frontends.torch.corrections import CORRECTIONS
+from tilewright.frontends.torch.corrections.arithmetic import ARITHMETIC
+from tilewright.frontends.torch.corrections.attention import ATTENTION
+from tilewright.frontends.torch.corrections.indexing import INDEXING
+from tilewright.frontends.torch.corrections.nodes import FLOATS, Correction, TorchCall
+from tilewright.frontends.torch.corrections.reduction import REDUCTION
+from tilewright.frontends.torch.corrections.shape import SHAPE
 from tilewright.frontends.torch.decompositions import FAILURES
-from tilewright.frontends.torch.nodes import FLOATS
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir.errors import UnsupportedError
 
@@ -47,12 +51,12 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
 
     def create_convert_map(self) -> dict[str, Callable[[Any], Any]]:
         table: dict[str, Callable[[Any], Any]] = dict(super().create_convert_map())
-        for name, correction in CORRECTIONS.items():
-            table[name] = self._bound(correction)
+        for corrections in (ARITHMETIC, ATTENTION, INDEXING, REDUCTION, SHAPE):
+            table |= {name: self._bound(correction) for name, correction in corrections.items()}
         return {name: self._checked(convert) for name, convert in table.items()}
 
-    def _bound(self, correction: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-        return lambda node: correction(self, node)
+    def _bound(self, correction: Correction) -> Callable[[Any], Any]:
+        return lambda node: correction(TorchCall(self, node))
 
     def _checked(self, convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def translate(node: Any) -> Any:

@@ -6,8 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 
-from tilewright.frontends.zoo.gpt import gpt
-from tilewright.frontends.zoo.gpt_sizes import GPT_NETWORKS
+from tilewright.frontends.zoo.gpt import GPT_NETWORKS, gpt
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
 from tilewright.ir.errors import InputError, expect
 from tilewright.ir.nodes import Module

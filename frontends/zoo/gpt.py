@@ -6,12 +6,14 @@ Token and position embeddings, pre-normalised blocks of causal attention and a G
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.zoo.gpt_weights import SeededConstants
+from tilewright.frontends.weights.random_weights import SeededConstants
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Attr, Func, Level, Module, Value
@@ -201,3 +203,27 @@ class _Decoder:
         self._builder.do("graph.return", result)
         func = Func(Level.GRAPH, "main", self._builder.block((tokens,)), (result.type,))
         return Module(name, (func,), (), SeededConstants(self._shapes, self._seed, self._numbers))
+
+
+def _options(sizes: Sequence[int]) -> dict[str, Any]:
+    """Published sizes as options of `gpt`."""
+    names = ("layers", "width", "heads", "vocabulary", "context", "sequence")
+    return dict(zip(names, sizes, strict=False))
+
+
+#: GPT-2: Radford et al. 2019, table 2, heads of 64 channels; GPT-3: Brown et al. 2020, table 2.1
+_SIZES: Mapping[str, Sequence[int]] = {
+    "gpt": (),
+    "gpt_tiny": (2, 64, 4, 256, 64, 16),
+    "gpt2_small": (12, 768, 12, 50257, 1024, 128),
+    "gpt2_medium": (24, 1024, 16, 50257, 1024, 128),
+    "gpt2_large": (36, 1280, 20, 50257, 1024, 128),
+    "gpt2_xl": (48, 1600, 25, 50257, 1024, 128),
+    "gpt3_2_7b": (32, 2560, 32, 50257, 2048, 128),
+    "gpt3_6_7b": (32, 4096, 32, 50257, 2048, 128),
+}
+
+#: Builders by name: `gpt` with sizes of its own, and the published ones.
+GPT_NETWORKS: Mapping[str, Callable[..., Module]] = {
+    name: partial(gpt, name=name, **_options(sizes)) for name, sizes in _SIZES.items()
+}

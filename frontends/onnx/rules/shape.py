@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.importing.movement import padded
-from tilewright.frontends.importing.rules import direct, integer, text
+from tilewright.frontends.importing.rules import Reader, direct, integer, text
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.ir.errors import InputError
@@ -256,13 +256,13 @@ def _center_crop_pad(emit: FoldingEmitter, node: Node) -> Result:
     return padded(emit, x, widths)
 
 
-_BLOCKS = {"block_size": integer(name="blocksize"), "layout": "NCHW", "mode": text("DCR")}
+_BLOCKS: Mapping[str, Reader] = {"block_size": integer(name="blocksize"), "mode": text("DCR")}
 RULES: Rules = {
     "CenterCropPad": _center_crop_pad,
     "Concat": _concat,
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
-    "DepthToSpace": direct("depth_to_space", **_BLOCKS),
+    "DepthToSpace": direct("depth_to_space", layout="NCHW", **_BLOCKS),
     "Expand": _expand,
     "EyeLike": _eye_like,
     "Flatten": _flatten,
@@ -272,7 +272,7 @@ RULES: Rules = {
     "Shape": _shape,
     "Size": _size,
     "Slice": _slice,
-    "SpaceToDepth": direct("space_to_depth", **_BLOCKS),
+    "SpaceToDepth": direct("space_to_depth", layout="NCHW", **_BLOCKS),
     "Split": _split,
     "Squeeze": _squeeze,
     "Tile": _tile,

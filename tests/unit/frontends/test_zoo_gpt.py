@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.frontends.zoo.gpt_weights import SeededConstants
+from tilewright.frontends.weights.random_weights import SeededConstants
 from tilewright.ir import InputError
 
 gpt, build = tw.frontends.zoo.gpt, tw.frontends.zoo.build

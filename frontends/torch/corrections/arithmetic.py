@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tvm import relax
 
-from tilewright.frontends.torch.nodes import Correction, argument, as_type, dtype_of, promoted, tensor_of
+from tilewright.frontends.torch.corrections.nodes import Correction, TorchCall, promoted
 from tilewright.ir.errors import UnsupportedError
 
 _op = relax.op
@@ -17,22 +17,21 @@ _op = relax.op
 def _binary(make: Callable[[Any, Any], Any], *, floating: bool = False, swapped: bool = False) -> Correction:
     """Two operands, tensors or numbers; `floating`: whole numbers become float first, as for a quotient."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        a, b = node.args[:2]
+    def convert(call: TorchCall) -> Any:
+        a, b = call.args[:2]
         dtype = promoted(a, b)
         if floating and not dtype.is_floating_point:
             dtype = torch.get_default_dtype()
-        emit = importer.block_builder.emit
-        left, right = as_type(importer, a, dtype), as_type(importer, b, dtype)
-        alpha = node.kwargs.get("alpha", 1)
+        left, right = call.as_type(a, dtype), call.as_type(b, dtype)
+        alpha = call.kwargs.get("alpha", 1)
         if alpha != 1:
-            scale = relax.const(alpha, importer._convert_data_type(dtype))
+            scale = relax.const(alpha, call.dtype_name(dtype))
             left, right = (
-                (emit(_op.multiply(left, scale)), right)
+                (call.emit(_op.multiply(left, scale)), right)
                 if swapped
-                else (left, emit(_op.multiply(right, scale)))
+                else (left, call.emit(_op.multiply(right, scale)))
             )
-        return emit(make(right, left) if swapped else make(left, right))
+        return call.emit(make(right, left) if swapped else make(left, right))
 
     return convert
 
@@ -40,16 +39,14 @@ def _binary(make: Callable[[Any, Any], Any], *, floating: bool = False, swapped:
 def _truth(make: Callable[[Any, Any], Any]) -> Correction:
     """Two operands that count as true where they are not zero."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        return importer.block_builder.emit(
-            make(*(as_type(importer, item, torch.bool) for item in node.args[:2]))
-        )
+    def convert(call: TorchCall) -> Any:
+        return call.emit(make(*(call.as_type(item, torch.bool) for item in call.args[:2])))
 
     return convert
 
 
-def _not(importer: Any, node: Any) -> Any:
-    return importer.block_builder.emit(_op.logical_not(as_type(importer, node.args[0], torch.bool)))
+def _not(call: TorchCall) -> Any:
+    return call.emit(_op.logical_not(call.as_type(call.args[0], torch.bool)))
 
 
 def _add(a: Any, b: Any) -> Any:
@@ -65,98 +62,93 @@ def _bitwise(numbers: Callable[[Any, Any], Any], truths: Callable[[Any, Any], An
     return _binary(lambda a, b: truths(a, b) if str(a.ty.dtype) == "bool" else numbers(a, b))
 
 
-def _bitwise_not(importer: Any, node: Any) -> Any:
-    x = importer.env[node.args[0]]
-    truth = tensor_of(node).dtype == torch.bool
-    return importer.block_builder.emit(_op.logical_not(x) if truth else _op.bitwise_not(x))
+def _bitwise_not(call: TorchCall) -> Any:
+    x = call.env[call.args[0]]
+    truth = call.value.dtype == torch.bool
+    return call.emit(_op.logical_not(x) if truth else _op.bitwise_not(x))
 
 
-def _rounded_quotient(importer: Any, node: Any) -> Any:
+def _rounded_quotient(call: TorchCall) -> Any:
     """A quotient rounded down, towards zero, or not at all."""
-    mode = node.kwargs.get("rounding_mode")
+    mode = call.kwargs.get("rounding_mode")
     if mode is None:
-        return _binary(_op.divide, floating=True)(importer, node)
-    whole = not promoted(*node.args[:2]).is_floating_point
+        return _binary(_op.divide, floating=True)(call)
+    whole = not promoted(*call.args[:2]).is_floating_point
     if mode == "floor":
-        return _binary(_op.floor_divide)(importer, node)
-    quotient = _binary(_op.divide)(importer, node)
-    return quotient if whole else importer.block_builder.emit(_op.trunc(quotient))
+        return _binary(_op.floor_divide)(call)
+    quotient = _binary(_op.divide)(call)
+    return quotient if whole else call.emit(_op.trunc(quotient))
 
 
-def _power(importer: Any, node: Any) -> Any:
+def _power(call: TorchCall) -> Any:
     """Squares, roots and reciprocals by name: they are exact, and cheaper than a power."""
-    base, exponent = node.args[:2]
-    emit, dtype = importer.block_builder.emit, promoted(base, exponent)
+    base, exponent = call.args[:2]
+    dtype = promoted(base, exponent)
     if isinstance(exponent, torch.fx.Node) or exponent not in (0.5, -1, -0.5, 0, 1, 2, 3):
-        return _binary(_op.power)(importer, node)
-    x = as_type(importer, base, dtype)
-    one = relax.const(1, importer._convert_data_type(dtype))
+        return _binary(_op.power)(call)
+    x = call.as_type(base, dtype)
+    one = relax.const(1, call.dtype_name(dtype))
     match exponent:
         case 0:
-            return emit(_op.ones_like(x))
+            return call.emit(_op.ones_like(x))
         case 1:
             return x
         case 0.5:
-            return emit(_op.sqrt(x))
+            return call.emit(_op.sqrt(x))
         case -0.5:
-            return emit(_op.divide(one, emit(_op.sqrt(x))))
+            return call.emit(_op.divide(one, call.emit(_op.sqrt(x))))
         case -1:
-            return emit(_op.divide(one, x))
-    square = emit(_op.multiply(x, x))
-    return square if exponent == 2 else emit(_op.multiply(square, x))
+            return call.emit(_op.divide(one, x))
+    square = call.emit(_op.multiply(x, x))
+    return square if exponent == 2 else call.emit(_op.multiply(square, x))
 
 
 def _unary(make: Callable[[Any], Any]) -> Correction:
     """One operand in the dtype of the result: whole numbers become float first where torch says so."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        return importer.block_builder.emit(make(as_type(importer, node.args[0], tensor_of(node).dtype)))
+    def convert(call: TorchCall) -> Any:
+        return call.emit(make(call.as_type(call.args[0], call.value.dtype)))
 
     return convert
 
 
-def _clamp(importer: Any, node: Any) -> Any:
+def _clamp(call: TorchCall) -> Any:
     """max(min(x, high), low); a bound is a number, a tensor, or left out."""
-    emit, dtype = importer.block_builder.emit, tensor_of(node).dtype
-    x = as_type(importer, node.args[0], dtype)
-    bounds = (argument(node, 1, "min"), argument(node, 2, "max"))
-    if node.target.__name__ == "clamp_max.default":
-        bounds = (None, node.args[1])
+    dtype = call.value.dtype
+    x = call.as_type(call.args[0], dtype)
+    bounds = (call.argument(1, "min"), call.argument(2, "max"))
+    if call.name == "clamp_max.default":
+        bounds = (None, call.args[1])
     for bound, make in zip(bounds, (_op.maximum, _op.minimum), strict=True):
         if bound is not None:
-            x = emit(make(x, as_type(importer, bound, dtype)))
+            x = call.emit(make(x, call.as_type(bound, dtype)))
     return x
 
 
-def _where(importer: Any, node: Any) -> Any:
-    condition, a, b = node.args
-    dtype = tensor_of(node).dtype
-    return importer.block_builder.emit(
-        _op.where(importer.env[condition], as_type(importer, a, dtype), as_type(importer, b, dtype))
-    )
+def _where(call: TorchCall) -> Any:
+    condition, a, b = call.args
+    dtype = call.value.dtype
+    return call.emit(_op.where(call.env[condition], call.as_type(a, dtype), call.as_type(b, dtype)))
 
 
-def _masked_fill(importer: Any, node: Any) -> Any:
-    x, mask, value = node.args
-    dtype = tensor_of(node).dtype
-    return importer.block_builder.emit(
-        _op.where(importer.env[mask], as_type(importer, value, dtype), as_type(importer, x, dtype))
-    )
+def _masked_fill(call: TorchCall) -> Any:
+    x, mask, value = call.args
+    dtype = call.value.dtype
+    return call.emit(_op.where(call.env[mask], call.as_type(value, dtype), call.as_type(x, dtype)))
 
 
-def _elu(importer: Any, node: Any) -> Any:
+def _elu(call: TorchCall) -> Any:
     """scale * x where positive, else scale * alpha * (exp(input_scale * x) - 1)."""
-    emit, dtype = importer.block_builder.emit, dtype_of(importer, node)
-    x = importer.env[node.args[0]]
-    alpha, scale, inner = (
-        argument(node, i, n, 1) for i, n in enumerate(("alpha", "scale", "input_scale"), 1)
-    )
+    x, dtype = call.env[call.args[0]], call.dtype
+    alpha, scale, inner = (call.argument(i, n, 1) for i, n in enumerate(("alpha", "scale", "input_scale"), 1))
+
+    def times(a: Any, factor: float) -> Any:
+        return call.emit(_op.multiply(a, relax.const(factor, dtype)))
+
     zero = relax.const(0, dtype)
-    bent = emit(_op.exp(emit(_op.multiply(emit(_op.minimum(x, zero)), relax.const(inner, dtype)))))
-    bent = emit(
-        _op.multiply(emit(_op.subtract(bent, relax.const(1, dtype))), relax.const(alpha * scale, dtype))
-    )
-    return emit(_op.where(emit(_op.greater(x, zero)), emit(_op.multiply(x, relax.const(scale, dtype))), bent))
+    bent = call.emit(_op.exp(times(call.emit(_op.minimum(x, zero)), inner)))
+    bent = times(call.emit(_op.subtract(bent, relax.const(1, dtype))), alpha * scale)
+    return call.emit(_op.where(call.emit(_op.greater(x, zero)), times(x, scale), bent))
 
 
 def _erfc(x: Any) -> Any:
@@ -172,46 +164,47 @@ def _number_of(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: _op.where(_op.isnan(a), b, _op.where(_op.isnan(b), a, make(a, b)))
 
 
-def _gelu(importer: Any, node: Any) -> Any:
-    x = importer.env[node.args[0]]
-    tanh = argument(node, 1, "approximate", "none") == "tanh"
-    return importer.block_builder.emit(_op.nn.gelu_tanh(x) if tanh else _op.nn.gelu(x))
+def _gelu(call: TorchCall) -> Any:
+    x = call.env[call.args[0]]
+    tanh = call.argument(1, "approximate", "none") == "tanh"
+    return call.emit(_op.nn.gelu_tanh(x) if tanh else _op.nn.gelu(x))
 
 
-def _matmul(importer: Any, node: Any) -> Any:
-    return importer.block_builder.emit(_op.matmul(*(importer.env[item] for item in node.args[:2])))
+def _matmul(call: TorchCall) -> Any:
+    return call.emit(_op.matmul(*(call.env[item] for item in call.args[:2])))
 
 
-def _linear(importer: Any, node: Any) -> Any:
-    emit = importer.block_builder.emit
-    x, weight = (importer.env[item] for item in node.args[:2])
-    out = emit(_op.matmul(x, emit(_op.permute_dims(weight))))
-    bias = argument(node, 2, "bias")
-    return out if bias is None else emit(_op.add(out, importer.env[bias]))
+def _linear(call: TorchCall) -> Any:
+    x, weight = (call.env[item] for item in call.args[:2])
+    out = call.emit(_op.matmul(x, call.emit(_op.permute_dims(weight))))
+    bias = call.argument(2, "bias")
+    return out if bias is None else call.emit(_op.add(out, call.env[bias]))
 
 
-def _added_product(importer: Any, node: Any) -> Any:
+def _added_product(call: TorchCall) -> Any:
     """beta * x + alpha * (a @ b); without beta, x does not count, whatever it holds."""
-    emit, dtype = importer.block_builder.emit, dtype_of(importer, node)
-    x, a, b = (importer.env[item] for item in node.args[:3])
-    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
-    product = emit(_op.matmul(a, b))
+    dtype = call.dtype
+    x, a, b = (call.env[item] for item in call.args[:3])
+    alpha, beta = call.kwargs.get("alpha", 1), call.kwargs.get("beta", 1)
+    product = call.emit(_op.matmul(a, b))
     if alpha != 1:
-        product = emit(_op.multiply(product, relax.const(alpha, dtype)))
+        product = call.emit(_op.multiply(product, relax.const(alpha, dtype)))
     if beta == 0:
         return product
-    return emit(_op.add(x if beta == 1 else emit(_op.multiply(x, relax.const(beta, dtype))), product))
+    return call.emit(
+        _op.add(x if beta == 1 else call.emit(_op.multiply(x, relax.const(beta, dtype))), product)
+    )
 
 
-def _copied(importer: Any, node: Any) -> Any:
+def _copied(call: TorchCall) -> Any:
     """A conversion of dtype; a device or a memory format is none."""
-    return as_type(importer, node.args[0], tensor_of(node).dtype)
+    return call.as_type(call.args[0], call.value.dtype)
 
 
-def _refuse_override(importer: Any, node: Any) -> Any:
-    if argument(node, 6, "divisor_override") is not None:
+def _refuse_override(call: TorchCall) -> Any:
+    if call.argument(6, "divisor_override") is not None:
         raise UnsupportedError("expected an average pool that divides by its size, got divisor_override")
-    return getattr(importer, f"_{node.target.__name__.split('.')[0]}")(node)
+    return call.by_tvm()
 
 
 def _named(names: str, correction: Correction) -> dict[str, Correction]:

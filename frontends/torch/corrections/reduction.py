@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tvm import relax
 
-from tilewright.frontends.torch.nodes import Correction, argument, as_type, dtype_of, tensor_of
+from tilewright.frontends.torch.corrections.nodes import Correction, TorchCall, tensor_of
 
 _op = relax.op
 
@@ -23,10 +23,10 @@ def _dims(given: Any) -> list[int] | None:
 def _fold(make: Callable[..., Any]) -> Correction:
     """A fold in the dtype of the result."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        x = as_type(importer, node.args[0], tensor_of(node).dtype)
-        dims, keep = _dims(argument(node, 1, "dim")), bool(argument(node, 2, "keepdim", False))
-        return importer.block_builder.emit(make(x, dims, keep))
+    def convert(call: TorchCall) -> Any:
+        x = call.as_type(call.args[0], call.value.dtype)
+        dims, keep = _dims(call.argument(1, "dim")), bool(call.argument(2, "keepdim", False))
+        return call.emit(make(x, dims, keep))
 
     return convert
 
@@ -34,81 +34,77 @@ def _fold(make: Callable[..., Any]) -> Correction:
 def _truth(make: Callable[..., Any]) -> Correction:
     """A fold of truths, as the extreme of zeros and ones."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        emit = importer.block_builder.emit
-        x = emit(_op.astype(as_type(importer, node.args[0], torch.bool), "int8"))
-        dims, keep = _dims(argument(node, 1, "dim")), bool(argument(node, 2, "keepdim", False))
-        return emit(_op.astype(emit(make(x, dims, keep)), "bool"))
+    def convert(call: TorchCall) -> Any:
+        x = call.emit(_op.astype(call.as_type(call.args[0], torch.bool), "int8"))
+        dims, keep = _dims(call.argument(1, "dim")), bool(call.argument(2, "keepdim", False))
+        return call.emit(_op.astype(call.emit(make(x, dims, keep)), "bool"))
 
     return convert
 
 
 def _extreme(largest: bool) -> Correction:
-    def convert(importer: Any, node: Any) -> Any:
+    def convert(call: TorchCall) -> Any:
         """The extreme along a dimension and where it is."""
-        emit = importer.block_builder.emit
         x, dim, keep = (
-            importer.env[node.args[0]],
-            argument(node, 1, "dim"),
-            bool(argument(node, 2, "keepdim", False)),
+            call.env[call.args[0]],
+            call.argument(1, "dim"),
+            bool(call.argument(2, "keepdim", False)),
         )
         values, where = (_op.max, _op.argmax) if largest else (_op.min, _op.argmin)
-        return emit(relax.Tuple([emit(values(x, [dim], keep)), emit(where(x, dim, keep))]))
+        return call.emit(relax.Tuple([call.emit(values(x, [dim], keep)), call.emit(where(x, dim, keep))]))
 
     return convert
 
 
-def _variance(importer: Any, node: Any) -> Any:
+def _variance(call: TorchCall) -> Any:
     """The sum of squared differences from the mean over the count less the correction (one by default)."""
-    emit, x = importer.block_builder.emit, node.args[0]
-    name = node.target.__name__
-    dims = _dims(argument(node, 1, "dim"))
+    x = call.args[0]
+    name = call.name
+    dims = _dims(call.argument(1, "dim"))
     if name.endswith(".correction"):
-        correction = argument(node, 2, "correction")
+        correction = call.argument(2, "correction")
         correction = 1 if correction is None else correction
-        keep = bool(node.kwargs.get("keepdim", False))
+        keep = bool(call.kwargs.get("keepdim", False))
     else:
         correction, keep = (
-            int(bool(argument(node, 2, "unbiased", True))),
-            bool(argument(node, 3, "keepdim", False)),
+            int(bool(call.argument(2, "unbiased", True))),
+            bool(call.argument(3, "keepdim", False)),
         )
     shape = tensor_of(x).shape
     count = 1
     for d in range(len(shape)) if dims is None else dims:
         count *= int(shape[d])
-    out = emit(_op.variance(importer.env[x], dims, keep))
+    out = call.emit(_op.variance(call.env[x], dims, keep))
     if correction:
         divisor = count - correction
         factor = count / divisor if divisor > 0 else float("nan")
-        out = emit(_op.multiply(out, relax.const(factor, dtype_of(importer, x))))
-    return emit(_op.sqrt(out)) if name.startswith("std") else out
+        out = call.emit(_op.multiply(out, relax.const(factor, call.dtype_of(x))))
+    return call.emit(_op.sqrt(out)) if name.startswith("std") else out
 
 
-def _variance_and_mean(importer: Any, node: Any) -> Any:
-    dims, keep = _dims(argument(node, 1, "dim")), bool(node.kwargs.get("keepdim", False))
-    mean = importer.block_builder.emit(_op.mean(importer.env[node.args[0]], dims, keep))
-    return (_variance(importer, node), mean)
+def _variance_and_mean(call: TorchCall) -> Any:
+    dims, keep = _dims(call.argument(1, "dim")), bool(call.kwargs.get("keepdim", False))
+    mean = call.emit(_op.mean(call.env[call.args[0]], dims, keep))
+    return (_variance(call), mean)
 
 
 def _scan(make: Callable[..., Any]) -> Correction:
     """A running fold in the dtype of the result."""
 
-    def convert(importer: Any, node: Any) -> Any:
-        x, value = node.args[0], tensor_of(node)
+    def convert(call: TorchCall) -> Any:
+        x, value = call.args[0], call.value
         if not value.shape:
-            return as_type(importer, x, value.dtype)
-        return importer.block_builder.emit(
-            make(as_type(importer, x, value.dtype), int(argument(node, 1, "dim")))
-        )
+            return call.as_type(x, value.dtype)
+        return call.emit(make(call.as_type(x, value.dtype), int(call.argument(1, "dim"))))
 
     return convert
 
 
-def _topk(importer: Any, node: Any) -> Any:
+def _topk(call: TorchCall) -> Any:
     """The first k in order, also where torch leaves the order open."""
-    x, k = importer.env[node.args[0]], int(argument(node, 1, "k"))
-    dim, largest = int(argument(node, 2, "dim", -1)), bool(argument(node, 3, "largest", True))
-    return importer.block_builder.emit(_op.topk(x, k, dim, "both", largest, "int64"))
+    x, k = call.env[call.args[0]], int(call.argument(1, "k"))
+    dim, largest = int(call.argument(2, "dim", -1)), bool(call.argument(3, "largest", True))
+    return call.emit(_op.topk(x, k, dim, "both", largest, "int64"))
 
 
 REDUCTION: Mapping[str, Correction] = {
