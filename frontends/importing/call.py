@@ -32,7 +32,7 @@ class Call:
         return len(self.inputs)
 
     def has(self, index: int) -> bool:
-        """Whether operand `index` is given."""
+        """Return whether operand `index` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def tensor(self, index: int) -> Value:
@@ -96,7 +96,7 @@ class Call:
         self._attrs[name] = value
 
     def sets(self, name: str) -> bool:
-        """Whether the attribute is set and not read yet."""
+        """Return whether the attribute is set and not read yet."""
         return name in self._attrs
 
     def finish(self) -> None:

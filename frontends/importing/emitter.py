@@ -1,4 +1,4 @@
-"""What importers build with: graph ops, constants, and the few compositions that most rules are made of."""
+"""The builder of importers: graph ops, constants, and the few compositions that most rules are made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an importer met and cannot take, collected so that one error names all of it."""
+"""Things that an importer met and cannot take, collected so that one error names all of it."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ def network(
 def _read(ops: list[Op], prune: bool) -> tuple[Op, ...]:
     """The ops in order without those whose results nothing reads: constants, or all but the last."""
     read: set[Value] = set()
-    kept = []
+    needed = []
     for op in reversed(ops):
         optional = op.name == "graph.constant" or (prune and op.name != "graph.return")
         if not optional or any(r in read for r in op.results):
             read.update(op.operands)
-            kept.append(op)
-    return tuple(reversed(kept))
+            needed.append(op)
+    return tuple(reversed(needed))
 
 
 def _name(file: str) -> str:

@@ -50,7 +50,7 @@ def _beside(emit: Emitter, value: Value, x: Value, axis: int, dtype: str) -> Val
 
 
 def is_zero(emit: Emitter, value: Value) -> bool:
-    """Whether `value` is known to be zero."""
+    """Return whether `value` is known to be zero."""
     array = emit.known(value)
     return array is not None and not array.any()
 

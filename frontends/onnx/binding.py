@@ -1,4 +1,4 @@
-"""Which inputs of an ONNX graph stay inputs, and of what static shape."""
+"""Decides which inputs of an ONNX graph stay inputs, and of what static shape."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def _array(i: syntax.Input, value: Any, where: str) -> np.ndarray:
         raise InputError(
             f"expected a number or an array for the constant {i.name}, got {value!r}", where=where
         )
-    wanted = storage_dtype(DTYPES[i.element])
+    dtype = storage_dtype(DTYPES[i.element])
     with np.errstate(all="ignore"):
-        cast = array.astype(wanted)
+        cast = array.astype(dtype)
         exact = dtype_name(array.dtype) == DTYPES[i.element] or (
             array.dtype.kind in "biuf" and np.array_equal(cast.astype(array.dtype), array, equal_nan=True)
         )
     # a decimal fraction is no exact value of a narrow float; it is the nearest one that is meant
-    if not exact and not (array.dtype.kind == "f" and np.issubdtype(wanted, np.floating)):
+    if not exact and not (array.dtype.kind == "f" and np.issubdtype(dtype, np.floating)):
         raise InputError(
             f"expected a value of {DTYPES[i.element]} for the constant {i.name}, got {value!r}", where=where
         )
@@ -144,7 +144,7 @@ def _opened(i: syntax.Input, shape: Sequence[int] | int | None, extents: Mapping
 
 
 def _batches(shapes: Iterable[_Shape]) -> frozenset[str | None]:
-    """What stands for a batch: symbols in front of an input that are called so, and None for no name."""
+    """The names of batches: symbols in front of an input that are called so, and None for no name."""
     front = {s[0] for s in shapes if s is not None and len(s) > 1}
     return frozenset(d for d in front if d is None or (isinstance(d, str) and _BATCH.fullmatch(d)))
 

@@ -76,8 +76,8 @@ class Evaluator:
         for name, array in graph.constants.items():
             scope.values[name] = array if isinstance(array, Absent) else self._literal(array, name)
         scope.values.update(arguments)
-        wanted = (True,) * len(graph.outputs)
-        return self._body(graph.nodes, graph.outputs, wanted, scope, opsets, attrs or {})
+        used = (True,) * len(graph.outputs)
+        return self._body(graph.nodes, graph.outputs, used, scope, opsets, attrs or {})
 
     def _literal(self, array: np.ndarray, name: str = "") -> Value:
         """The constant for an array of the file; one however often a loop passes it."""
@@ -238,7 +238,7 @@ def _resolved(
     """Attributes with references to those of the enclosing function replaced, or left out with them."""
     out = {}
     for name, attr in attrs.items():
-        found: Any = outer.get(attr.value.name) if isinstance(attr.value, syntax.Reference) else attr
-        if found is not None:
-            out[name] = found
+        actual: Any = outer.get(attr.value.name) if isinstance(attr.value, syntax.Reference) else attr
+        if actual is not None:
+            out[name] = actual
     return out

@@ -34,7 +34,7 @@ MAX_FIXED = 16
 
 
 class ImportNote(UserWarning):
-    """What an import took for granted, or took although the file contradicts itself without harm."""
+    """A thing that an import took for granted, or took although the file contradicts itself without harm."""
 
 
 def load(
@@ -106,31 +106,31 @@ def _tensors(result: Result, name: str, model: syntax.Model) -> list[Value]:
 
 
 def _contradiction(declared: syntax.Input, values: Sequence[Value], model: syntax.Model) -> str:
-    """What contradicts the shape that the file declares for an output; empty where nothing does.
+    """A sentence on a contradiction to the shape that the file declares for an output; empty without one.
 
     Raises InputError for another element type. Shapes are told and no more: trained networks are about whose
     declarations are wrong, and other runtimes take them. Extents are compared where the file gives every
     extent of its inputs: otherwise exporters write those of the batch they traced with.
     """
-    wanted = DTYPES.get(declared.element)
-    if declared.kind != "tensor" or wanted is None or len(values) != 1:
+    dtype = DTYPES.get(declared.element)
+    if declared.kind != "tensor" or dtype is None or len(values) != 1:
         return ""
     t = values[0].tensor
     shape = "" if declared.shape is None else f"[{', '.join(map(str, declared.shape))}]"
-    told = f"the file declares output '{declared.name}' as {wanted}{shape}, but its value is {t}"
-    if wanted != t.dtype:
-        raise InputError(told, where=model.file)
+    sentence = f"the file declares output '{declared.name}' as {dtype}{shape}, but its value is {t}"
+    if dtype != t.dtype:
+        raise InputError(sentence, where=model.file)
     if declared.shape is None:
         return ""
     fits = len(declared.shape) == t.rank
     if fits and _is_static(model.graph):
         pairs = zip(declared.shape, t.shape, strict=True)
         fits = all(not isinstance(said, int) or said == got for said, got in pairs)
-    return "" if fits else told
+    return "" if fits else sentence
 
 
 def _is_static(graph: syntax.Graph) -> bool:
-    """Whether the file gives the extents of all inputs that have no default."""
+    """Return whether the file gives the extents of all inputs that have no default."""
     shapes = [i.shape for i in graph.inputs if i.name not in graph.constants]
     return all(shape is not None and all(isinstance(n, int) for n in shape) for shape in shapes)
 
@@ -207,7 +207,7 @@ def _aligned(proto: Any) -> Any:
                 node.input[1] = spread
             node.attribute.remove(axes[0])
         nodes.append(node)
-    kept = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copies)
     return proto

@@ -1,4 +1,4 @@
-"""What a rule sees of one node: operands, attributes, operator version, and how to run its subgraphs."""
+"""One node as its rule sees it: operands, attributes, operator version, and how to run its subgraphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Node(Call):
         self.opset, self.wanted, self.run, self.attempt = opset, wanted, run, attempt
 
     def wants(self, index: int) -> bool:
-        """Whether output `index` is asked for."""
+        """Return whether output `index` is asked for."""
         return index < len(self.wanted) and self.wanted[index]
 
     def tensor(self, index: int) -> Value:

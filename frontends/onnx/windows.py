@@ -25,7 +25,7 @@ class Geometry:
 
     @property
     def reach(self) -> tuple[int, ...]:
-        """What a window spans."""
+        """The extents that a window spans."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
 

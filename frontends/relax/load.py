@@ -41,17 +41,17 @@ def from_module(
         kind = f"{type(mod).__module__}.{type(mod).__qualname__}"
         raise InputError(f"expected a tvm.IRModule that holds Relax, got {kind}")
     module = read_module(mod, function, RULES)
-    found = tvm.functions(mod)[function]
+    relax_function = tvm.functions(mod)[function]
     names = [variable.name for variable in module.functions["main"].params]
-    given = _given(params, function, tvm.attached_params(found))
-    arrays = _by_name(given, names, function)
+    arrays_given = _given(params, function, tvm.attached_params(relax_function))
+    arrays = _by_name(arrays_given, names, function)
     if inputs is None and arrays:
-        inputs = _inputs(given, names, tvm.input_count(found))
+        inputs = _inputs(arrays_given, names, tvm.input_count(relax_function))
     return import_program(module, RULES, arrays or None, inputs, dialect="relax")
 
 
 def _given(params: Any, function: str, attached: Sequence[np.ndarray]) -> Any:
-    """What is given for one function: arrays by name, or those of its last parameters."""
+    """The values given for one function: arrays by name, or those of its last parameters."""
     if params is None:
         return attached
     if isinstance(params, Mapping) and isinstance(params.get(function), Sequence):

@@ -197,7 +197,7 @@ class _Reader:
 
 
 def _callee(callee: Any) -> str:
-    """What an opaque call calls, in words."""
+    """The thing that an opaque call calls, in words."""
     match tvm.kind(callee):
         case "GlobalVar":
             return f"@{tvm.name_of(callee)}"

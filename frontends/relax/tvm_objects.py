@@ -1,4 +1,4 @@
-"""What TVM 0.25, 0.26 and 0.27 call things: every read of a TVM object happens here, TVM is not imported.
+"""Names in TVM 0.25, 0.26 and 0.27: every read of a TVM object happens here, TVM is not imported.
 
 0.25 keeps types in `struct_info` and names in `name_hint`, later versions in `ty` and `name`; numbers among
 operands are `PrimValue` there, `IntImm` and `FloatImm` later; constants are `Constant` with `data` up to 0.26
@@ -35,18 +35,18 @@ def identity(item: Any) -> int:
 
 
 def is_module(item: Any) -> bool:
-    """Whether this is a live IRModule of TVM."""
+    """Return whether this is a live IRModule of TVM."""
     return kind(item) == "IRModule" and type(item).__module__.startswith("tvm.")
 
 
 def functions(module: Any) -> dict[str, Any]:
     """The functions of a module by name, in order of their names."""
-    found = {name_of(variable): function for variable, function in module.functions.items()}
-    return {name: found[name] for name in sorted(found)}
+    by_name = {name_of(variable): function for variable, function in module.functions.items()}
+    return {name: by_name[name] for name in sorted(by_name)}
 
 
 def is_relax_function(function: Any) -> bool:
-    """Whether a function of a module is written in Relax (others are tensor programs or externals)."""
+    """Return whether a function of a module is written in Relax (others are tensor programs or externals)."""
     return kind(function) == "Function" and hasattr(function, "is_pure")
 
 
@@ -57,8 +57,8 @@ def name_of(variable: Any) -> str:
 
 def raw_type(item: Any) -> Any:
     """The type object of an expression; None where TVM recorded none."""
-    found = getattr(item, "ty", None)
-    return found if found is not None else getattr(item, "struct_info", None)
+    kind_object = getattr(item, "ty", None)
+    return kind_object if kind_object is not None else getattr(item, "struct_info", None)
 
 
 def result_type(function: Any) -> Any:
@@ -144,8 +144,8 @@ def attributes(attrs: Any) -> dict[str, Any]:
         return {}
     info = getattr(type(attrs), "__tvm_ffi_type_info__", None)
     names = [f.name for f in (info.fields if info else None) or ()]
-    held = {name: getattr(attrs, name) for name in names if hasattr(attrs, name)}
-    return {name: plain(value) for name, value in held.items() if value is not None}
+    values = {name: getattr(attrs, name) for name in names if hasattr(attrs, name)}
+    return {name: plain(value) for name, value in values.items() if value is not None}
 
 
 def plain(value: Any) -> Any:
@@ -165,12 +165,12 @@ def plain(value: Any) -> Any:
 
 def attached_params(function: Any) -> tuple[np.ndarray, ...]:
     """Arrays that TVM's importers attach to a function as the values of its last parameters."""
-    held = function.attrs["params"] if function.attrs is not None and "params" in function.attrs else ()
-    return tuple(host_array(value) for value in held)
+    arrays = function.attrs["params"] if function.attrs is not None and "params" in function.attrs else ()
+    return tuple(host_array(value) for value in arrays)
 
 
 def input_count(function: Any) -> int | None:
-    """How many of a function's parameters, the first ones, are inputs, where TVM's importer said so."""
+    """The number of leading parameters that are inputs, where TVM's importer said so."""
     attrs = function.attrs
     return int(attrs["num_input"]) if attrs is not None and "num_input" in attrs else None
 

@@ -1,4 +1,4 @@
-"""Which composite operators of torch are taken apart before TVM's importer sees them."""
+"""Composite operators of torch that are taken apart before TVM's importer sees them."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def _on_host(program: Any) -> Any:
 
     `program` keeps its own tensors.
     """
-    held = {*program.state_dict.values(), *program.constants.values()}
-    places = {str(t.device) for t in held if hasattr(t, "device")}
+    tensors = {*program.state_dict.values(), *program.constants.values()}
+    places = {str(t.device) for t in tensors if hasattr(t, "device")}
     places |= {str(value.device) for value in output_values(program)}
     if places <= {"cpu"}:
         return program
@@ -93,8 +93,8 @@ def _first_line(error: BaseException) -> str:
 def _parameters(program: Any) -> dict[str, np.ndarray]:
     """The arrays of parameters by the names of their inputs."""
     specs = program.graph_signature.input_specs
-    wanted = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
-    return {name: host_array(program.state_dict[target]) for name, target in wanted.items()}
+    targets = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
+    return {name: host_array(program.state_dict[target]) for name, target in targets.items()}
 
 
 def _inputs(program: Any) -> list[str]:
@@ -105,10 +105,10 @@ def _inputs(program: Any) -> list[str]:
 
 def _check_results(module: Module, program: Any) -> None:
     """Raise UnsupportedError where an output has not the type that torch gives it."""
-    wanted = [tensor_type(value) for value in output_values(program)]
+    expected = [tensor_type(value) for value in output_values(program)]
     got = list(module.main.result_types)
-    if got != wanted:
-        shown = [", ".join(map(str, types)) for types in (wanted, got)]
+    if got != expected:
+        shown = [", ".join(map(str, types)) for types in (expected, got)]
         raise UnsupportedError(
             f"expected results {shown[0]} as torch says, got {shown[1]} from TVM's importer"
         )
@@ -129,7 +129,7 @@ def host_array(tensor: Any) -> np.ndarray:
     """A NumPy view (a copy where none is possible) of a torch tensor in host memory."""
     import ml_dtypes
 
-    held = tensor.detach().cpu().contiguous()
-    if str(held.dtype) == "torch.bfloat16":
-        return np.asarray(held.view(import_module("torch").int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.asarray(held.numpy())
+    host = tensor.detach().cpu().contiguous()
+    if str(host.dtype) == "torch.bfloat16":
+        return np.asarray(host.view(import_module("torch").int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(host.numpy())

@@ -66,14 +66,14 @@ def operator_name(node: Any) -> str:
 
 
 def place_of(node: Any) -> str:
-    """Where in the model's source a node comes from, else its name."""
+    """The place in the model's source that a node comes from, else its name."""
     # Frames of code that torch generated tell nothing.
     frames = re.findall(r'File "([^"<]+)", line (\d+), in (\S+)', node.meta.get("stack_trace") or "")
     return f"{node.name} ({frames[-1][0]}:{frames[-1][1]})" if frames else str(node.name)
 
 
 def draws(node: Any) -> bool:
-    """Whether a call draws random numbers."""
+    """Return whether a call draws random numbers."""
     name = operator_name(node)
     tags = {str(tag).rsplit(".", 1)[-1] for tag in getattr(node.target, "tags", ())}
     base = name.split(".")[0].rstrip("_")

@@ -88,17 +88,17 @@ class _Translator(ExportedProgramImporter):  # type: ignore[misc]
         kind = result.ty
         if not isinstance(kind, relax.TensorType):
             return result
-        wanted = self._convert_data_type(value.dtype)
+        expected = self._convert_data_type(value.dtype)
         got = str(kind.dtype)
-        if got != wanted and {got, wanted} <= FLOATS:
-            result, got = self.block_builder.emit(relax.op.astype(result, wanted)), wanted
+        if got != expected and {got, expected} <= FLOATS:
+            result, got = self.block_builder.emit(relax.op.astype(result, expected)), expected
         shape = (
             [int(d.value) if hasattr(d, "value") else -1 for d in kind.shape.values] if kind.shape else None
         )
-        if got != wanted or (shape is not None and shape != list(value.shape)):
+        if got != expected or (shape is not None and shape != list(value.shape)):
             raise UnsupportedError(
                 f"TVM's importer translates {operator_name(node)} to {got}{shape}, torch says "
-                f"{wanted}{list(value.shape)}",
+                f"{expected}{list(value.shape)}",
                 where=place_of(node),
             )
         return result

@@ -1,1 +1,1 @@
-"""What the two languages of TVM, Relay and Relax, have in common: functional programs and many operators."""
+"""Functional programs and operators that the two languages of TVM, Relay and Relax, have in common."""

@@ -20,7 +20,7 @@ MAX_TYPE_SIZE = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a node comes from: a place in a text, or a node number in a JSON graph.
+    """The origin of a node: a place in a text, or a node number in a JSON graph.
 
     `origin` is the source name that an importer of TVM recorded (`aten::embedding_0:0:0`), or empty.
     """

@@ -65,21 +65,21 @@ def bind(main: ast.Function, params: Params, inputs: Sequence[str] | None, seed:
     named = None if inputs is None else _named_inputs(leaves, inputs, file)
     if isinstance(params, str) and params == "random":
         return _random(leaves, _first_and_integers(leaves) if named is None else named, seed, file)
-    given = _arrays(params)
-    arrays = given.headers if isinstance(given, NpzFile) else given
+    values = _arrays(params)
+    arrays = values.headers if isinstance(values, NpzFile) else values
     if named is not None:
-        wanted = named
+        input_names = named
     elif params is None:
-        wanted = frozenset(leaf.name for leaf in leaves)
+        input_names = frozenset(leaf.name for leaf in leaves)
     else:
-        wanted = _leading_inputs(main, arrays)
-    _check_names(leaves, arrays, wanted, inputs, file)
-    valued = [leaf for leaf in leaves if leaf.name in arrays and leaf.name not in wanted]
+        input_names = _leading_inputs(main, arrays)
+    _check_names(leaves, arrays, input_names, inputs, file)
+    valued = [leaf for leaf in leaves if leaf.name in arrays and leaf.name not in input_names]
     faults = [fault for leaf in valued for fault in _mismatch(leaf, arrays[leaf.name])]
     if faults:
         raise InputError(f"expected parameters as @main declares them: {'; '.join(faults)}", where=file)
     names = [leaf.name for leaf in valued]
-    bound = given.read(names) if isinstance(given, NpzFile) else {name: given[name] for name in names}
+    bound = values.read(names) if isinstance(values, NpzFile) else {name: values[name] for name in names}
     return Binding(_input_types([leaf for leaf in leaves if leaf.name not in bound], file), bound)
 
 
@@ -101,7 +101,7 @@ def _named_inputs(leaves: Sequence[Leaf], inputs: Sequence[str], file: str) -> f
 
 
 def _first_and_integers(leaves: Sequence[Leaf]) -> frozenset[str]:
-    """What a network without given values takes for its inputs."""
+    """The inputs of a network without given values: the first parameter and the integer ones."""
     return frozenset(leaf.name for i, leaf in enumerate(leaves) if i == 0 or _is_integer(leaf.type))
 
 
@@ -110,15 +110,15 @@ def _leading_inputs(main: ast.Function, arrays: Mapping[str, Described]) -> froz
 
     Any other parameter without a value is a weight that was forgotten: nobody can tell it from an input.
     """
-    wanted: list[str] = []
+    names: list[str] = []
     for number, variable in enumerate(main.params):
         leaves = list(leaves_of(variable))
         if any(leaf.name in arrays for leaf in leaves):
             break
         if number and not all(_is_index(leaf.type) for leaf in leaves):
             break
-        wanted += [leaf.name for leaf in leaves]
-    return frozenset(wanted)
+        names += [leaf.name for leaf in leaves]
+    return frozenset(names)
 
 
 def _is_index(kind: ast.Type | None) -> bool:
@@ -129,10 +129,10 @@ def _is_integer(kind: ast.Type | None) -> bool:
     return isinstance(kind, ast.TensorType) and "int" in kind.dtype
 
 
-def _random(leaves: Sequence[Leaf], wanted: frozenset[str], seed: int, file: str) -> Binding:
+def _random(leaves: Sequence[Leaf], input_names: frozenset[str], seed: int, file: str) -> Binding:
     types = _input_types(leaves, file)
-    constants = {name: _drawn(name, t, seed) for name, t in types.items() if name not in wanted}
-    return Binding({name: t for name, t in types.items() if name in wanted}, constants)
+    constants = {name: _drawn(name, t, seed) for name, t in types.items() if name not in input_names}
+    return Binding({name: t for name, t in types.items() if name in input_names}, constants)
 
 
 def _drawn(name: str, t: TensorType, seed: int) -> Deferred:
@@ -154,13 +154,13 @@ def _arrays(params: Params) -> NpzFile | Mapping[str, np.ndarray]:
 def _check_names(
     leaves: Sequence[Leaf],
     arrays: Mapping[str, Described],
-    wanted: frozenset[str],
+    input_names: frozenset[str],
     inputs: Sequence[str] | None,
     file: str,
 ) -> None:
     declared = {leaf.name for leaf in leaves}
     extra = [name for name in arrays if name not in declared]
-    missing = [leaf.name for leaf in leaves if leaf.name not in arrays and leaf.name not in wanted]
+    missing = [leaf.name for leaf in leaves if leaf.name not in arrays and leaf.name not in input_names]
     faults = [f"@main has no parameter {_listed(extra)}"] if extra else []
     if missing:
         advice = "" if inputs is not None else " (name the inputs with --inputs or inputs=)"

@@ -33,8 +33,8 @@ class Frame:
         """The value of `node`, here or further out."""
         frame: Frame | None = self
         while frame is not None:
-            if (found := frame.values.get(id(node))) is not None:
-                return found
+            if (result := frame.values.get(id(node))) is not None:
+                return result
             frame = frame.outer
         return None
 

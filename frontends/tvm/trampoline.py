@@ -14,18 +14,18 @@ Step = Generator[Any, Any, T]
 def run(step: Step[T]) -> T:
     """The result of `step` and of all steps it asks for; what is no step is already a result."""
     stack: list[Step[Any]] = []
-    wanted: Any = step
+    item: Any = step
     result: Any
     while True:
-        if isinstance(wanted, GeneratorType):
-            stack.append(wanted)
+        if isinstance(item, GeneratorType):
+            stack.append(item)
             result = None
         else:
-            result = wanted
+            result = item
         try:
             if not stack:
                 return cast(T, result)
-            wanted = stack[-1].send(result)
+            item = stack[-1].send(result)
         except StopIteration as done:
             stack.pop()
-            wanted = done.value
+            item = done.value

@@ -160,8 +160,8 @@ def open_params(path: str | Path) -> NpzFile | dict[str, np.ndarray]:
 
 def load_params(path: str | Path) -> dict[str, np.ndarray]:
     """All tensors of `open_params`."""
-    found = open_params(path)
-    return found.read(found.headers) if isinstance(found, NpzFile) else found
+    params = open_params(path)
+    return params.read(params.headers) if isinstance(params, NpzFile) else params
 
 
 def _load_safetensors(file: Path) -> dict[str, np.ndarray]:

@@ -72,8 +72,8 @@ def nasnet_mobile(
         "size": (32, 1 << 14),
         "classes": (1, 1 << 20),
     }
-    given = (batch, stem_cells, stages, cells, filters, size, classes)
-    for (what, (least, most)), value in zip(bounds.items(), given, strict=True):
+    values = (batch, stem_cells, stages, cells, filters, size, classes)
+    for (what, (least, most)), value in zip(bounds.items(), values, strict=True):
         if type(value) is not int or not least <= value <= most:
             raise InputError(f"nasnet_mobile: expected {what} of {least} to {most}, got {value!r}")
     growth = len(NORMAL_RESULT) * 2 ** (stages - 1)

@@ -91,8 +91,8 @@ def _unique(emit: FoldingEmitter, node: Node) -> Result:
         order = np.argsort(first)
         values = np.take(values, order, axis=axis or 0)
         first, inverse, counts = first[order], np.argsort(order)[inverse], counts[order]
-    found = (values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64))
-    return tuple(emit.constant(v) for v in found)
+    outputs = (values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64))
+    return tuple(emit.constant(v) for v in outputs)
 
 
 def _reverse_sequence(emit: FoldingEmitter, node: Node) -> Result:

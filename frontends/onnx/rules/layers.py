@@ -50,14 +50,14 @@ def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
     n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
     auto = node.text("auto_pad", "NOTSET")
     extra = node.integers("output_padding", (0,) * n)
-    wanted = node.integers("output_shape", None)
+    extents = node.integers("output_shape", None)
     check_kernel(node, weight)
     g = geometry(node, sizes, weight.tensor.shape[2:])
-    if auto.startswith("SAME") and wanted is None:
-        wanted = tuple(size * stride for size, stride in zip(sizes, g.strides, strict=True))
+    if auto.startswith("SAME") and extents is None:
+        extents = tuple(size * stride for size, stride in zip(sizes, g.strides, strict=True))
     padding = g.padding
-    if wanted is not None:
-        padding, extra = _transposed_padding(g, sizes, wanted[-n:], extra, auto)
+    if extents is not None:
+        padding, extra = _transposed_padding(g, sizes, extents[-n:], extra, auto)
     out = emit.value(
         f"conv{n}d_transpose", x, weight, strides=g.strides, padding=padding, dilation=g.dilation,
         groups=node.integer("group", 1), output_padding=tuple(extra), data_layout=DATA[n],
@@ -67,11 +67,11 @@ def _conv_transpose(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _transposed_padding(
-    g: Geometry, sizes: Sequence[int], wanted: Sequence[int], extra: Sequence[int], auto: str
+    g: Geometry, sizes: Sequence[int], extents: Sequence[int], extra: Sequence[int], auto: str
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding and output padding that give a result of extents `wanted`."""
     before, after, added = [], [], []
-    for size, stride, reach, out, more in zip(sizes, g.strides, g.reach, wanted, extra, strict=True):
+    for size, stride, reach, out, more in zip(sizes, g.strides, g.reach, extents, extra, strict=True):
         total = (size - 1) * stride + reach + more - out
         small, large = max(0, total) // 2, max(0, total) - max(0, total) // 2
         before.append(small if auto == "SAME_UPPER" else large)
@@ -111,13 +111,13 @@ def _batch_norm(emit: FoldingEmitter, node: Node) -> Result:
     after: tuple[Result, ...] = ()
     if training:
         axes = tuple(d for d in range(x.tensor.rank) if d != 1)
-        held = (mean, variance)
+        running = (mean, variance)
         mean = emit.value("mean", wide, axis=axes, keepdims=False)
         spread = emit.along(mean, 1, x.tensor.rank)
         variance = emit.value("variance", wide, spread, axis=axes, keepdims=False, unbiased=False)
         after = tuple(
             emit.cast(_mixed(emit, old, new, momentum), v.tensor.dtype)
-            for old, new, v in zip(held, (mean, variance), vectors[2:], strict=True)
+            for old, new, v in zip(running, (mean, variance), vectors[2:], strict=True)
         )
     out = emit.value("batch_norm", wide, gamma, beta, mean, variance, axis=1, epsilon=epsilon)
     return (emit.cast(out, x.tensor.dtype), *after)
@@ -169,8 +169,8 @@ def _moments(
     mean = emit.value("mean", wide, axis=last, keepdims=True)
     variance = emit.value("variance", wide, mean, axis=last, keepdims=True, unbiased=False)
     inverse = emit.value("rsqrt", emit.value("add", variance, emit.full(epsilon, wide.tensor.dtype)))
-    kept = [n if d < axis else 1 for d, n in enumerate(shape)]
-    return emit.reshape(mean, kept), emit.reshape(inverse, kept)
+    reduced = [n if d < axis else 1 for d, n in enumerate(shape)]
+    return emit.reshape(mean, reduced), emit.reshape(inverse, reduced)
 
 
 def _lp_normalization(emit: FoldingEmitter, node: Node) -> Result:

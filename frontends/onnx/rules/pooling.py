@@ -39,7 +39,7 @@ def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_first: bool) -> Value:
-    """Where in the flattened tensor the largest element of each window lies."""
+    """The place of the largest element of each window in the flattened tensor."""
     batch, channels, *sizes = x.tensor.shape
     along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, ceil)
     counts, taps = [w.count for w in along], [w.kernel for w in along]
@@ -61,9 +61,9 @@ def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_
     seen = emit.value("where", emit.constant(inside), seen, emit.full(lowest(x.tensor.dtype), x.tensor.dtype))
     tap = emit.cast(emit.value("argmax", seen, axis=(3,), keepdims=True), "i64")
     table = emit.broadcast(emit.constant(numbered), (batch, channels, *numbered.shape))
-    found = emit.reshape(emit.value("gather", table, tap, axis=3), (batch, channels, *counts))
+    place_in_image = emit.reshape(emit.value("gather", table, tap, axis=3), (batch, channels, *counts))
     offsets = np.arange(batch * channels).reshape(batch, channels, *(1,) * len(sizes)) * prod(sizes)
-    return emit.value("add", found, emit.constant(offsets))
+    return emit.value("add", place_in_image, emit.constant(offsets))
 
 
 def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
@@ -71,8 +71,8 @@ def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
     n = spatial_rank(x.tensor.shape)
     g = geometry(node, x.tensor.shape[2:], node.integers("kernel_shape"))
     counted = node.flag("count_include_pad", False)
-    given, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
-    if counted and g is not given:
+    plain, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
+    if counted and g is not plain:
         raise UnsupportedError("expected ceil_mode to drop windows in all dimensions or in none")
     return emit.value(f"avg_pool{n}d", x, **_attributes(g, n, ceil), count_include_pad=counted)
 

@@ -98,8 +98,8 @@ def _gru_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value, 
         inner = cell.multiply(reset, inner)
     new = tau(cell.clipped(cell.add(cell.gate(x, 2), inner)))
     one = emit.full(1, h.tensor.dtype)
-    kept = cell.multiply(emit.value("subtract", one, update), new)
-    return (cell.add(kept, cell.multiply(update, h)),)
+    renewed = cell.multiply(emit.value("subtract", one, update), new)
+    return (cell.add(renewed, cell.multiply(update, h)),)
 
 
 def _lstm_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -115,8 +115,8 @@ def _lstm_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value,
         f = cell.add(f, cell.multiply(cell.gate(cell.peepholes, 2), c))
     entering = sigma(cell.clipped(i))
     one = cell.emit.full(1, h.tensor.dtype)
-    kept = cell.emit.value("subtract", one, entering) if cell.flag else sigma(cell.clipped(f))
-    after = cell.add(cell.multiply(kept, c), cell.multiply(entering, tau(cell.clipped(new))))
+    forget = cell.emit.value("subtract", one, entering) if cell.flag else sigma(cell.clipped(f))
+    after = cell.add(cell.multiply(forget, c), cell.multiply(entering, tau(cell.clipped(new))))
     if cell.peepholes is not None:
         o = cell.add(o, cell.multiply(cell.gate(cell.peepholes, 1), after))
     return cell.multiply(sigma(cell.clipped(o)), eta(after)), after
@@ -159,15 +159,15 @@ def _activations(
     betas = list(node.reals("activation_beta", ()))
     known = {name.lower(): values for name, values in _DEFAULTS.items()}
     takes_alpha = {"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtanh", "thresholdedrelu"}
-    found = []
+    functions = []
     for name in names:
         alpha, beta = known.get(name.lower(), (0.0, 0.0))
         if name.lower() in takes_alpha:
             alpha = alphas.pop(0) if alphas else alpha
         if name.lower() in ("affine", "hardsigmoid", "scaledtanh"):
             beta = betas.pop(0) if betas else beta
-        found.append(_activation(emit, name, alpha, beta))
-    return found
+        functions.append(_activation(emit, name, alpha, beta))
+    return functions
 
 
 def _recurrent(
@@ -194,12 +194,12 @@ def _recurrent(
         lens, count = node.optional(4), len(defaults)
         ends: list[tuple[Value, tuple[Value, ...]]] = []
         for d, back in enumerate(backwards):
-            given = _part(emit, node, 3, d)
+            biases = _part(emit, node, 3, d)
             peepholes = _part(emit, node, 7, d) if gates == 4 else None
             inner, outer = (
                 (None, None)
-                if given is None
-                else (emit.cut(given, 0, k * gates * hidden, gates * hidden) for k in (1, 0))
+                if biases is None
+                else (emit.cut(biases, 0, k * gates * hidden, gates * hidden) for k in (1, 0))
             )
             outside, turned = (emit.entry(v, 0, d) for v in (weight, recurrence))
             if not integers:
@@ -255,7 +255,7 @@ def _gated_input(
     scale: Value | None,
     zero: Value | None,
 ) -> Value:
-    """What the inputs of all steps give to the gates, in one product: [time, batch, gates * hidden].
+    """The contribution of all inputs to the gates, in one product: [time, batch, gates * hidden].
 
     weight: [gates * hidden, width]; with a scale integers [width, gates * hidden].
     """

@@ -22,12 +22,12 @@ def _axes(emit: FoldingEmitter, node: Node, since: int) -> tuple[int, ...]:
     """The reduced axes; without any, all of them or, where the node says so, none."""
     rank = node.tensor(0).tensor.rank
     nothing = node.flag("noop_with_empty_axes", False)
-    given: tuple[int, ...] | None = node.integers("axes", None)
+    listed: tuple[int, ...] | None = node.integers("axes", None)
     if node.opset >= since and node.has(1):
-        given = emit.integers(node.tensor(1), "axes")
-    if not given:
+        listed = emit.integers(node.tensor(1), "axes")
+    if not listed:
         return () if nothing else tuple(range(rank))
-    return tuple(sorted(axes_of(given, rank, "axes")))
+    return tuple(sorted(axes_of(listed, rank, "axes")))
 
 
 def _reduced(emit: FoldingEmitter, name: str, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
@@ -88,8 +88,8 @@ def _position(name: str) -> Rule:
         x = node.tensor(0)
         axis, keep = node.axis(x.tensor.rank, 0), node.flag("keepdims", True)
         last = node.flag("select_last_index", False)
-        found = emit.value(name, x, axis=(axis,), keepdims=keep, select_last_index=last)
-        return emit.cast(found, "i64")
+        place = emit.value(name, x, axis=(axis,), keepdims=keep, select_last_index=last)
+        return emit.cast(place, "i64")
 
     return rule
 

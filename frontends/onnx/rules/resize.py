@@ -46,7 +46,7 @@ class _Axis:
 
 
 def _coordinates(axis: _Axis, transform: str) -> np.ndarray:
-    """Where the elements of the result lie in the source, in float64."""
+    """The places of the elements of the result in the source, in float64."""
     x, n, m = np.arange(axis.target, dtype=np.float64), axis.size, axis.target
     match transform:
         case "align_corners":
@@ -104,8 +104,8 @@ def _taps(x: np.ndarray, axis: _Axis, options: _Options) -> tuple[np.ndarray, np
         weights = np.where((places < 0) | (places >= axis.size), 0.0, weights)
     if options.exclude or stretch < 1:
         weights = weights / weights.sum(axis=0)
-    kept = np.any(weights != 0, axis=1)
-    return np.clip(places[kept], 0, axis.size - 1), weights[kept]
+    weighing = np.any(weights != 0, axis=1)
+    return np.clip(places[weighing], 0, axis.size - 1), weights[weighing]
 
 
 def _resized_axis(emit: FoldingEmitter, x: Value, d: int, axis: _Axis, options: _Options) -> Value:
@@ -168,10 +168,10 @@ def _resize(emit: FoldingEmitter, node: Node) -> Result:
     roi = _numbers(emit, node, 1, "roi") if modern and cropping else (0.0,) * len(axes) + (1.0,) * len(axes)
     if len(roi) != 2 * len(axes):
         raise InputError(f"expected {2 * len(axes)} numbers in roi, got {len(roi)}")
-    found = _targets(shape, axes, scales, sizes, policy)
+    targets = _targets(shape, axes, scales, sizes, policy)
     plans = {
         d: _Axis(shape[d], n, s, roi[k], roi[len(axes) + k])
-        for k, (d, (n, s)) in enumerate(zip(axes, found, strict=True))
+        for k, (d, (n, s)) in enumerate(zip(axes, targets, strict=True))
     }
     return _resized(emit, x, plans, options)
 
@@ -184,17 +184,17 @@ def _numbers(emit: FoldingEmitter, node: Node, index: int, what: str) -> tuple[f
 def _resized(emit: FoldingEmitter, x: Value, plans: dict[int, _Axis], options: _Options) -> Value:
     """All axes in order; interpolation holds 16-bit floats and integers as float32."""
     dtype = x.tensor.dtype
-    held = dtype
+    wide = dtype
     if options.mode != "nearest":
-        held = accumulator_dtype(dtype) if dtype in FLOATS else "f32"
-    out = emit.cast(x, held)
+        wide = accumulator_dtype(dtype) if dtype in FLOATS else "f32"
+    out = emit.cast(x, wide)
     for d, axis in sorted(plans.items()):
         plain = axis.size == axis.target and axis.scale == 1 and (axis.start, axis.end) == (0.0, 1.0)
         if axis.size == 0 or axis.target < 0:
             raise InputError(f"expected extents of at least one to resize, got {x.type}")
         if not plain:
             out = _resized_axis(emit, out, d, axis, options)
-    if dtype not in FLOATS and held != dtype:
+    if dtype not in FLOATS and wide != dtype:
         out = emit.value("round", out)
     return emit.cast(out, dtype)
 
@@ -205,8 +205,8 @@ def _upsample(emit: FoldingEmitter, node: Node) -> Result:
     scales = node.reals("scales") if node.opset < 9 else _numbers(emit, node, 1, "scales")
     mode = node.choice("mode", ("nearest", "linear"), "nearest")
     options = _Options(mode, "asymmetric", "floor", -0.75, False, False, 0.0)
-    found = _targets(x.tensor.shape, range(x.tensor.rank), scales, (), "stretch")
-    plans = {d: _Axis(x.tensor.shape[d], n, s, 0.0, 1.0) for d, (n, s) in enumerate(found)}
+    targets = _targets(x.tensor.shape, range(x.tensor.rank), scales, (), "stretch")
+    plans = {d: _Axis(x.tensor.shape[d], n, s, 0.0, 1.0) for d, (n, s) in enumerate(targets)}
     return _resized(emit, x, plans, options)
 
 

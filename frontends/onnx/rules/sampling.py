@@ -116,9 +116,9 @@ def _largest(
         [emit.reshape(v, (regions, n * ratio, v.tensor.shape[-1])) for v in side]
         for side, n in zip(sides, bins, strict=True)
     ]
-    found = [_weighed(emit, images, r, c) for r in flat[0] for c in flat[1]]
-    best = found[0]
-    for other in found[1:]:
+    corners = [_weighed(emit, images, r, c) for r in flat[0] for c in flat[1]]
+    best = corners[0]
+    for other in corners[1:]:
         best = emit.value("maximum", best, other)
     split = emit.reshape(best, (regions, channels, bins[0], ratio, bins[1], ratio))
     return emit.value("max", split, axis=(3, 5), keepdims=False)

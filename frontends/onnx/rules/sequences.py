@@ -70,10 +70,10 @@ def _split(emit: FoldingEmitter, node: Node) -> Result:
     axis, keep = node.axis(x.tensor.rank, 0), node.flag("keepdims", True)
     extent = x.tensor.shape[axis]
     if node.has(1):
-        given = emit.static(node.tensor(1), "split")
-        sizes = [int(n) for n in given] if given.ndim else []
-        each = int(given) if given.ndim == 0 else 0
-        if given.ndim == 0 and each < 1:
+        lengths = emit.static(node.tensor(1), "split")
+        sizes = [int(n) for n in lengths] if lengths.ndim else []
+        each = int(lengths) if lengths.ndim == 0 else 0
+        if lengths.ndim == 0 and each < 1:
             raise InputError(f"expected parts of at least one entry, got {each}")
         sizes = sizes or [min(each, extent - at) for at in range(0, extent, each or 1)]
         keep = True

@@ -28,13 +28,13 @@ def _reshape(emit: FoldingEmitter, node: Node) -> Result:
     copy = not node.flag("allowzero", False)
     if copy and any(c == 0 and d >= len(shape) for d, c in enumerate(codes)):
         raise InputError(f"expected dimensions of {x.type} to copy, got shape {codes}")
-    found = [shape[d] if c == 0 and copy else c for d, c in enumerate(codes)]
-    if found.count(-1) > 1 or any(n < -1 for n in found):
+    extents = [shape[d] if c == 0 and copy else c for d, c in enumerate(codes)]
+    if extents.count(-1) > 1 or any(n < -1 for n in extents):
         raise InputError(f"expected a shape with at most one -1, got {codes}")
-    if -1 in found:
-        rest = prod(n for n in found if n != -1)
-        found[found.index(-1)] = x.tensor.size // rest if rest else 0
-    return emit.reshape(x, found)
+    if -1 in extents:
+        rest = prod(n for n in extents if n != -1)
+        extents[extents.index(-1)] = x.tensor.size // rest if rest else 0
+    return emit.reshape(x, extents)
 
 
 def _flatten(emit: FoldingEmitter, node: Node) -> Result:
@@ -47,8 +47,8 @@ def _flatten(emit: FoldingEmitter, node: Node) -> Result:
 def axes_given(emit: FoldingEmitter, node: Node, since: int, index: int = 1) -> tuple[int, ...] | None:
     """Axes as the operators name them: an attribute before version `since`, operand `index` from it on."""
     if node.opset < since:
-        given: tuple[int, ...] | None = node.integers("axes", None)
-        return given
+        listed: tuple[int, ...] | None = node.integers("axes", None)
+        return listed
     axes = node.optional(index)
     return None if axes is None else emit.integers(axes, "axes")
 

@@ -22,18 +22,18 @@ def _pools(node: Node) -> dict[int, np.ndarray]:
         raise UnsupportedError("expected words to be numbers, got strings")
     pool = np.array(node.integers("pool_int64s"), np.int64)
     starts = (*node.integers("ngram_counts"), len(pool))
-    found = {}
+    pools = {}
     for n, (begin, end) in enumerate(pairwise(starts), 1):
         if not 0 <= begin <= end <= len(pool) or (end - begin) % n:
             raise InputError(
                 f"expected ngram_counts to cut {len(pool)} words into n-grams, got {starts[:-1]}"
             )
-        found[n] = pool[begin:end].reshape(-1, n)
-    return found
+        pools[n] = pool[begin:end].reshape(-1, n)
+    return pools
 
 
 def _occurrences(emit: FoldingEmitter, x: Value, grams: np.ndarray, distances: Sequence[int]) -> Value:
-    """How often each n-gram occurs in every row of x [N, C] with words `distance` apart: [N, count]."""
+    """The occurrences of each n-gram in every row of x [N, C] with words `distance` apart: [N, count]."""
     (rows, words), (count, n) = x.tensor.shape, grams.shape
     total = emit.full(0.0, "f32", (rows, count))
     for distance in distances:
@@ -47,8 +47,8 @@ def _occurrences(emit: FoldingEmitter, x: Value, grams: np.ndarray, distances: S
             same = emit.value("equal", part, emit.constant(grams[:, k].reshape(1, count, 1)))
             hit = same if hit is None else emit.value("logical_and", hit, same)
         assert hit is not None
-        found = emit.value("sum", emit.cast(hit, "f32"), axis=(2,), keepdims=False)
-        total = emit.value("add", total, found)
+        count_here = emit.value("sum", emit.cast(hit, "f32"), axis=(2,), keepdims=False)
+        total = emit.value("add", total, count_here)
     return total
 
 

@@ -89,7 +89,7 @@ def _one_hot(emit: Emitter, call: Call) -> Result:
 
 
 def _bucketize(emit: Emitter, call: Call) -> Result:
-    """Where each value belongs among rising boundaries; `right` is the side of boundaries that are equal."""
+    """The place of each value among rising boundaries; `right` is the side of boundaries that are equal."""
     x, boundaries = call.tensors(2)
     dtype = "i32" if call.flag("out_int32", False) else "i64"
     values, right = emit.cast(x, boundaries.tensor.dtype), call.flag("right", False)

@@ -35,13 +35,13 @@ def _pool(kind: str, spatial: int) -> Rule:
         """
         if kind == "max":
             call.drop("count_include_pad")
-        given = call.taken("strides", "padding", "layout")
-        for name, value in given.items():
+        window = call.taken("strides", "padding", "layout")
+        for name, value in window.items():
             call.give(name, value)
         out: Value = windows.RULES[f"nn.{kind}_pool{spatial}d"](emit, call)
-        strides = repeated(given.get("strides", (1,)), spatial, "strides")
-        padding = both_sided(given.get("padding", (0,)), spatial)
-        layout, x, size = str(given["layout"]), call.tensor(0), list(out.tensor.shape)
+        strides = repeated(window.get("strides", (1,)), spatial, "strides")
+        padding = both_sided(window.get("padding", (0,)), spatial)
+        layout, x, size = str(window["layout"]), call.tensor(0), list(out.tensor.shape)
         for dim, stride, before in zip("DHW"[-spatial:], strides, padding, strict=False):
             d = layout.index(dim)
             size[d] = min(size[d], -(-(x.tensor.shape[d] + before) // stride))
@@ -186,10 +186,10 @@ def _group_norm(emit: Emitter, call: Call) -> Result:
     return emit.value("group_norm", data, gamma, beta, axis=channels, num_groups=groups, **_affine(call))
 
 
-def _check_axes(name: str, data: Value, channels: int, given: Sequence[int]) -> None:
+def _check_axes(name: str, data: Value, channels: int, reduced: Sequence[int]) -> None:
     """All axes but the batch (the first) and the channels; an axis of extent 1 may count as well."""
     shape = data.tensor.shape
-    axes = tuple(d for d in given if shape[d] != 1)
+    axes = tuple(d for d in reduced if shape[d] != 1)
     others = tuple(d for d in range(1, data.tensor.rank) if d != channels and shape[d] != 1)
     if axes != others or channels == 0:
         raise UnsupportedError(f"expected {name} over axes {others} of {data.type}, got {axes}")

@@ -30,12 +30,12 @@ def _position(name: str) -> Rule:
 def _variance(root: bool) -> Rule:
     def rule(emit: Emitter, call: Call) -> Result:
         """Divided by the count, not by one less."""
-        given = call.single()
+        data = call.single()
         axes, keepdims = _axes(call, "axis"), call.flag("keepdims", False)
-        x = emit.widened(given)
+        x = emit.widened(data)
         mean = emit.value("mean", x, axis=axes, keepdims=True)
         out = emit.value("variance", x, mean, axis=axes, keepdims=keepdims)
-        return emit.cast(emit.value("sqrt", out) if root else out, given.tensor.dtype)
+        return emit.cast(emit.value("sqrt", out) if root else out, data.tensor.dtype)
 
     return rule
 
@@ -43,8 +43,8 @@ def _variance(root: bool) -> Rule:
 def _median(emit: Emitter, call: Call) -> Result:
     """The lower median; along given axes its index among the elements too, over all axes the value alone."""
     x = call.single()
-    given, keepdims = call.integers("axis", None), call.flag("keepdims", False)
-    axes = axes_in(x, given)
+    listed, keepdims = call.integers("axis", None), call.flag("keepdims", False)
+    axes = axes_in(x, listed)
     others = [d for d in range(x.tensor.rank) if d not in axes]
     count = prod(x.tensor.shape[d] for d in axes)
     if count == 0:
@@ -55,7 +55,7 @@ def _median(emit: Emitter, call: Call) -> Result:
     middle = emit.cut(order, last, (count - 1) // 2, 1)
     shape = reduced_shape(x.tensor.shape, axes, keepdims)
     value = emit.reshape(emit.value("gather", rows, middle, axis=last), shape)
-    return value if given is None else (value, emit.reshape(middle, shape))
+    return value if listed is None else (value, emit.reshape(middle, shape))
 
 
 def _descending(call: Call, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""How TVM's JSON stores each attribute: as a literal (and of which type), else as the number of another node.
+"""The form in which TVM's JSON stores attributes: literals with their types, else numbers of other nodes.
 
 The table lists, per attribute class of TVM 0.18 (include/tvm/relay/attrs/*.h), its literal fields by kind.
 """
@@ -7,165 +7,116 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LITERALS = {
-    "AdaptivePool1DAttrs": "str:layout,out_layout",
-    "AdaptivePool2DAttrs": "str:layout,out_layout",
-    "AdaptivePool3DAttrs": "str:layout,out_layout",
-    "AffineGridAttrs": "",
-    "AllClassNonMaximumSuppressionAttrs": "str:output_format",
-    "AllocStorageAttrs": "dtype:dtype",
-    "AllocTensorAttrs": "dtype:dtype",
-    "ArangeAttrs": "dtype:dtype",
-    "ArgReduceAttrs": "bool:keepdims,select_last_index,exclude",
-    "ArgsortAttrs": "bool:is_ascend dtype:dtype int:axis",
-    "AvgPool1DAttrs": "bool:ceil_mode,count_include_pad str:layout,out_layout",
-    "AvgPool2DAttrs": "bool:ceil_mode,count_include_pad str:layout,out_layout",
-    "AvgPool3DAttrs": "bool:ceil_mode,count_include_pad str:layout,out_layout",
-    "BatchMatmulAttrs": "bool:transpose_a,transpose_b dtype:out_dtype",
-    "BatchNormAttrs": "bool:center,scale float:epsilon int:axis",
-    "BatchToSpaceNDAttrs": "",
-    "BiasAddAttrs": "int:axis",
-    "BinaryConv2DAttrs": (
+#: Class names without `relay.attrs.` and `Attrs`, and the literal fields that all of them have.
+_LITERALS = (
+    ("AdaptivePool1D AdaptivePool2D AdaptivePool3D GlobalPool2D", "str:layout,out_layout"),
+    (
+        "AffineGrid BatchToSpaceND CallLowered DFT Debug DeviceCopy Gather GatherND "
+        "MetaScheduleLayoutTransform Multinomial Repeat ReshapeTensor Reverse ReverseSequence ShapeFunc "
+        "SliceLike SparseToDense SparseTranspose Squeeze Stack ThreefryGenerate Tile Transpose YoloReorg",
+        "",
+    ),
+    ("AllClassNonMaximumSuppression", "str:output_format"),
+    ("AllocStorage AllocTensor Arange Cast CastHint InitOp NdarraySize Scanop ShapeOf", "dtype:dtype"),
+    ("ArgReduce", "bool:keepdims,select_last_index,exclude"),
+    ("Argsort", "bool:is_ascend dtype:dtype int:axis"),
+    ("AvgPool1D AvgPool2D AvgPool3D", "bool:ceil_mode,count_include_pad str:layout,out_layout"),
+    ("BatchMatmul Matmul", "bool:transpose_a,transpose_b dtype:out_dtype"),
+    ("BatchNorm InstanceNorm LayerNorm", "bool:center,scale float:epsilon int:axis"),
+    ("BiasAdd Concatenate FIFOBuffer PRelu SimulatedQuantize SlidingWindow Softmax Split", "int:axis"),
+    (
+        "BinaryConv2D",
         "bool:unipolar dtype:pack_dtype,out_dtype int:activation_bits,weight_bits "
-        "str:data_layout,kernel_layout"
+        "str:data_layout,kernel_layout",
     ),
-    "BinaryDenseAttrs": "bool:unipolar dtype:pack_dtype,out_dtype int:data_bits,weight_bits",
-    "BitPackAttrs": "dtype:pack_type int:bits,pack_axis,bit_axis str:name",
-    "BroadcastAttrs": "int:lhs_axis,rhs_axis",
-    "CallLoweredAttrs": "",
-    "CastAttrs": "dtype:dtype",
-    "CastHintAttrs": "dtype:dtype",
-    "ClipAttrs": "float:a_min,a_max",
-    "CompilerAttrs": "str:compiler",
-    "ConcatenateAttrs": "int:axis",
-    "Conv1DAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv1DTransposeAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv2DAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv2DTransposeAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv2DWinogradAttrs": "dtype:out_dtype int:tile_size,groups str:data_layout,kernel_layout,out_layout",
-    "Conv3DAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv3DTransposeAttrs": "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
-    "Conv3DWinogradAttrs": "dtype:out_dtype int:tile_size,groups str:data_layout,kernel_layout,out_layout",
-    "ConvGemmWeightTransformAttrs": "int:tile_N,tile_K",
-    "ConvWinogradWeightTransformAttrs": "int:tile_size",
-    "CorrelationAttrs": "bool:is_multiply int:kernel_size,max_displacement,stride1,stride2 str:layout",
-    "CropAndResizeAttrs": "dtype:out_dtype float:extrapolation_value str:layout,method",
-    "DFTAttrs": "",
-    "DebugAttrs": "",
-    "DeformableConv2DAttrs": (
-        "dtype:out_dtype int:deformable_groups,groups str:data_layout,kernel_layout,out_layout"
+    ("BinaryDense", "bool:unipolar dtype:pack_dtype,out_dtype int:data_bits,weight_bits"),
+    ("BitPack", "dtype:pack_type int:bits,pack_axis,bit_axis str:name"),
+    ("Broadcast", "int:lhs_axis,rhs_axis"),
+    ("Clip", "float:a_min,a_max"),
+    ("Compiler", "str:compiler"),
+    (
+        "Conv1D Conv1DTranspose Conv2D Conv2DTranspose Conv3D Conv3DTranspose",
+        "dtype:out_dtype int:groups str:data_layout,kernel_layout,out_layout",
     ),
-    "DenseAttrs": "dtype:out_dtype",
-    "DensePackAttrs": "dtype:out_dtype str:weight_layout",
-    "DequantizeAttrs": "dtype:out_dtype int:axis",
-    "DeviceCopyAttrs": "",
-    "DilateAttrs": "float:dilation_value",
-    "Dilation2DAttrs": "dtype:out_dtype str:data_layout,kernel_layout",
-    "DropoutAttrs": "float:rate",
-    "DynExpandDimsAttrs": "int:num_newaxis",
-    "EinsumAttrs": "str:equation",
-    "ExpandDimsAttrs": "int:axis,num_newaxis",
-    "FIFOBufferAttrs": "int:axis",
-    "FixedPointMultiplyAttrs": "int:multiplier,shift",
-    "FixedPointMultiplyPerAxisAttrs": "bool:is_lshift_required,is_rshift_required",
-    "GatherAttrs": "",
-    "GatherNDAttrs": "",
-    "GetValidCountsAttrs": "int:id_index,score_index",
-    "GlobalPool2DAttrs": "str:layout,out_layout",
-    "GridSampleAttrs": "bool:align_corners str:method,layout,padding_mode",
-    "GroupNormAttrs": "bool:center,scale float:epsilon int:num_groups,axis",
-    "InitOpAttrs": "dtype:dtype",
-    "InstanceNormAttrs": "bool:center,scale float:epsilon int:axis",
-    "L2NormalizeAttrs": "float:eps",
-    "LRNAttrs": "float:bias,alpha,beta int:size,axis",
-    "LayerNormAttrs": "bool:center,scale float:epsilon int:axis",
-    "LayoutTransformAttrs": "str:src_layout,dst_layout",
-    "LeakyReluAttrs": "float:alpha",
-    "MatmulAttrs": "bool:transpose_a,transpose_b dtype:out_dtype",
-    "MatrixSetDiagAttrs": "bool:super_diag_right_align,sub_diag_right_align int:k1,k2",
-    "MaxPool1DAttrs": "bool:ceil_mode str:layout,out_layout",
-    "MaxPool2DAttrs": "bool:ceil_mode str:layout,out_layout",
-    "MaxPool3DAttrs": "bool:ceil_mode str:layout,out_layout",
-    "MeshgridAttrs": "str:indexing",
-    "MetaScheduleLayoutTransformAttrs": "",
-    "MirrorPadAttrs": "str:mode",
-    "MultiBoxPriorAttrs": "bool:clip",
-    "MultiBoxTransformLocAttrs": "bool:clip,keep_background float:threshold",
-    "MultinomialAttrs": "",
-    "NLLLossAttrs": "int:ignore_index str:reduction",
-    "NdarraySizeAttrs": "dtype:dtype",
-    "NonMaximumSuppressionAttrs": (
-        "bool:force_suppress,return_indices,invalid_to_bottom int:top_k,coord_start,score_index,id_index"
+    (
+        "Conv2DWinograd Conv3DWinograd",
+        "dtype:out_dtype int:tile_size,groups str:data_layout,kernel_layout,out_layout",
     ),
-    "NormalAttrs": "dtype:out_dtype",
-    "OnDeviceAttrs": "bool:constrain_result,constrain_body",
-    "OneHotAttrs": "dtype:dtype int:depth,axis",
-    "PReluAttrs": "int:axis",
-    "PadAttrs": "str:pad_mode",
-    "ProposalAttrs": (
-        "bool:iou_loss float:threshold int:feature_stride,rpn_pre_nms_top_n,rpn_post_nms_top_n,rpn_min_size"
+    ("ConvGemmWeightTransform", "int:tile_N,tile_K"),
+    ("ConvWinogradWeightTransform", "int:tile_size"),
+    ("Correlation", "bool:is_multiply int:kernel_size,max_displacement,stride1,stride2 str:layout"),
+    ("CropAndResize", "dtype:out_dtype float:extrapolation_value str:layout,method"),
+    (
+        "DeformableConv2D",
+        "dtype:out_dtype int:deformable_groups,groups str:data_layout,kernel_layout,out_layout",
     ),
-    "QuantizeAttrs": "dtype:out_dtype int:axis",
-    "ROIAlignAttrs": "float:spatial_scale int:sample_ratio str:layout,mode",
-    "ROIPoolAttrs": "float:spatial_scale str:layout",
-    "ReduceAttrs": "bool:keepdims,exclude",
-    "RegularNonMaximumSuppressionAttrs": (
-        "float:iou_threshold,score_threshold int:max_detections_per_class,max_detections,num_classes"
+    ("Dense Normal Uniform", "dtype:out_dtype"),
+    ("DensePack", "dtype:out_dtype str:weight_layout"),
+    ("Dequantize Quantize", "dtype:out_dtype int:axis"),
+    ("Dilate", "float:dilation_value"),
+    ("Dilation2D", "dtype:out_dtype str:data_layout,kernel_layout"),
+    ("Dropout", "float:rate"),
+    ("DynExpandDims", "int:num_newaxis"),
+    ("Einsum", "str:equation"),
+    ("ExpandDims", "int:axis,num_newaxis"),
+    ("FixedPointMultiply", "int:multiplier,shift"),
+    ("FixedPointMultiplyPerAxis", "bool:is_lshift_required,is_rshift_required"),
+    ("GetValidCounts", "int:id_index,score_index"),
+    ("GridSample", "bool:align_corners str:method,layout,padding_mode"),
+    ("GroupNorm", "bool:center,scale float:epsilon int:num_groups,axis"),
+    ("L2Normalize", "float:eps"),
+    ("LRN", "float:bias,alpha,beta int:size,axis"),
+    ("LayoutTransform", "str:src_layout,dst_layout"),
+    ("LeakyRelu", "float:alpha"),
+    ("MatrixSetDiag", "bool:super_diag_right_align,sub_diag_right_align int:k1,k2"),
+    ("MaxPool1D MaxPool2D MaxPool3D", "bool:ceil_mode str:layout,out_layout"),
+    ("Meshgrid", "str:indexing"),
+    ("MirrorPad ScatterND Take", "str:mode"),
+    ("MultiBoxPrior", "bool:clip"),
+    ("MultiBoxTransformLoc", "bool:clip,keep_background float:threshold"),
+    ("NLLLoss", "int:ignore_index str:reduction"),
+    (
+        "NonMaximumSuppression",
+        "bool:force_suppress,return_indices,invalid_to_bottom int:top_k,coord_start,score_index,id_index",
     ),
-    "RepeatAttrs": "",
-    "RequantizeAttrs": "dtype:out_dtype int:axis str:rounding,compute_dtype",
-    "ReshapeAttrs": "bool:allowzero",
-    "ReshapeLikeAttrs": "int:lhs_begin,rhs_begin",
-    "ReshapeTensorAttrs": "",
-    "Resize1DAttrs": (
+    ("OnDevice", "bool:constrain_result,constrain_body"),
+    ("OneHot", "dtype:dtype int:depth,axis"),
+    ("Pad", "str:pad_mode"),
+    (
+        "Proposal",
+        "bool:iou_loss float:threshold int:feature_stride,rpn_pre_nms_top_n,rpn_post_nms_top_n,rpn_min_size",
+    ),
+    ("ROIAlign", "float:spatial_scale int:sample_ratio str:layout,mode"),
+    ("ROIPool", "float:spatial_scale str:layout"),
+    ("Reduce", "bool:keepdims,exclude"),
+    (
+        "RegularNonMaximumSuppression",
+        "float:iou_threshold,score_threshold int:max_detections_per_class,max_detections,num_classes",
+    ),
+    ("Requantize", "dtype:out_dtype int:axis str:rounding,compute_dtype"),
+    ("Reshape", "bool:allowzero"),
+    ("ReshapeLike", "int:lhs_begin,rhs_begin"),
+    (
+        "Resize1D Resize2D Resize3D",
         "dtype:out_dtype float:cubic_alpha,extrapolation_value int:cubic_exclude "
-        "str:layout,method,coordinate_transformation_mode,rounding_method"
+        "str:layout,method,coordinate_transformation_mode,rounding_method",
     ),
-    "Resize2DAttrs": (
-        "dtype:out_dtype float:cubic_alpha,extrapolation_value int:cubic_exclude "
-        "str:layout,method,coordinate_transformation_mode,rounding_method"
-    ),
-    "Resize3DAttrs": (
-        "dtype:out_dtype float:cubic_alpha,extrapolation_value int:cubic_exclude "
-        "str:layout,method,coordinate_transformation_mode,rounding_method"
-    ),
-    "ReverseAttrs": "",
-    "ReverseSequenceAttrs": "",
-    "ScanopAttrs": "dtype:dtype",
-    "ScatterElementsAttrs": "str:reduction",
-    "ScatterNDAttrs": "str:mode",
-    "SearchSortedAttrs": "bool:right dtype:dtype",
-    "SequenceMaskAttrs": "float:mask_value int:axis",
-    "ShapeFuncAttrs": "",
-    "ShapeOfAttrs": "dtype:dtype",
-    "SimulatedQuantizeAttrs": "int:axis",
-    "SliceLikeAttrs": "",
-    "SlidingWindowAttrs": "int:axis",
-    "SoftmaxAttrs": "int:axis",
-    "SpaceToBatchNDAttrs": "float:pad_value",
-    "SparseConv2DAttrs": "str:layout",
-    "SparseDenseAttrs": "bool:sparse_lhs",
-    "SparseToDenseAttrs": "",
-    "SparseTransposeAttrs": "",
-    "SplitAttrs": "int:axis",
-    "SqueezeAttrs": "",
-    "StackAttrs": "",
-    "StftAttrs": "bool:normalized,onesided int:n_fft,hop_length,win_length",
-    "StridedSliceAttrs": "str:slice_mode",
-    "SubPixelAttrs": "int:block_size str:layout,mode",
-    "TakeAttrs": "str:mode",
-    "ThreefryGenerateAttrs": "",
-    "TileAttrs": "",
-    "TopkAttrs": "bool:is_ascend dtype:dtype int:axis str:ret_type",
-    "TransposeAttrs": "",
-    "TriluAttrs": "bool:upper",
-    "UniformAttrs": "dtype:out_dtype",
-    "UniqueAttrs": "bool:sorted,return_counts",
-    "UpSampling3DAttrs": "float:scale_d,scale_h,scale_w str:layout,method,coordinate_transformation_mode",
-    "UpSamplingAttrs": "bool:align_corners float:scale_h,scale_w str:layout,method",
-    "VarianceAttrs": "bool:keepdims,exclude,unbiased",
-    "YoloReorgAttrs": "",
-}
+    ("ScatterElements", "str:reduction"),
+    ("SearchSorted", "bool:right dtype:dtype"),
+    ("SequenceMask", "float:mask_value int:axis"),
+    ("SpaceToBatchND", "float:pad_value"),
+    ("SparseConv2D", "str:layout"),
+    ("SparseDense", "bool:sparse_lhs"),
+    ("Stft", "bool:normalized,onesided int:n_fft,hop_length,win_length"),
+    ("StridedSlice", "str:slice_mode"),
+    ("SubPixel", "int:block_size str:layout,mode"),
+    ("Topk", "bool:is_ascend dtype:dtype int:axis str:ret_type"),
+    ("Trilu", "bool:upper"),
+    ("Unique", "bool:sorted,return_counts"),
+    ("UpSampling3D", "float:scale_d,scale_h,scale_w str:layout,method,coordinate_transformation_mode"),
+    ("UpSampling", "bool:align_corners float:scale_h,scale_w str:layout,method"),
+    ("Variance", "bool:keepdims,exclude,unbiased"),
+)
 
 
 def _expand(row: str) -> dict[str, str]:
@@ -174,4 +125,6 @@ def _expand(row: str) -> dict[str, str]:
 
 
 #: Class name without `relay.attrs.` -> literal field -> `int`, `float`, `bool`, `str` or `dtype`.
-LITERAL_FIELDS: Mapping[str, Mapping[str, str]] = {name: _expand(row) for name, row in _LITERALS.items()}
+LITERAL_FIELDS: Mapping[str, Mapping[str, str]] = {
+    f"{name}Attrs": _expand(row) for names, row in _LITERALS for name in names.split()
+}

@@ -73,7 +73,7 @@ class JsonGraph:
         self.root = self.index(document.get("root"), -1)
 
     def is_older_than(self, major: int, minor: int) -> bool:
-        """Whether a TVM before this version wrote the file; False where the file does not say."""
+        """Return whether a TVM before this version wrote the file; False where the file does not say."""
         numbers = re.match(r"(\d{1,6})\.(\d{1,6})", self.version, re.ASCII)
         return numbers is not None and (int(numbers[1]), int(numbers[2])) < (major, minor)
 

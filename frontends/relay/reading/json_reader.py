@@ -6,28 +6,7 @@ from collections.abc import Mapping
 
 from tilewright.frontends.relay.reading.attrs_schema import LITERAL_FIELDS
 from tilewright.frontends.relay.reading.json_graph import JsonGraph, parse_json
-from tilewright.frontends.tvm.ast import (
-    Attr,
-    Call,
-    Constant,
-    Expr,
-    Foreign,
-    Function,
-    FunctionType,
-    GlobalVar,
-    If,
-    Let,
-    Module,
-    NamedType,
-    OpRef,
-    Projection,
-    Span,
-    TensorType,
-    Tuple,
-    TupleType,
-    Type,
-    Var,
-)
+from tilewright.frontends.tvm import ast
 from tilewright.frontends.tvm.trampoline import Step, run
 from tilewright.ir.errors import InputError
 
@@ -39,21 +18,21 @@ _MAX_ATTR_PARTS = 1_000_000
 _MAX_ATTR_DEPTH = 32
 
 
-def read_json(text: str, file: str) -> Module:
+def read_json(text: str, file: str) -> ast.Module:
     """The module in `text`; raises InputError, which names the node, for anything else."""
     graph = JsonGraph(parse_json(text, file), file)
     kind = graph.kind(graph.root)
     reader = NodeReader(graph)
     if kind == "Function":
-        return Module(file, {"main": reader.function(graph.root)})
+        return ast.Module(file, {"main": reader.function(graph.root)})
     if kind not in {"IRModule", "Module"}:
         raise graph.error(f"expected a Relay module, got '{kind}'", graph.root)
-    functions: dict[str, Function] = {}
+    functions: dict[str, ast.Function] = {}
     for name, node in graph.pairs(graph.child(graph.root, "functions")):
         if name in functions:
             raise graph.error(f"expected one function @{name}, got two", node)
         functions[name] = reader.function(node)
-    return Module(file, functions)
+    return ast.Module(file, functions)
 
 
 class NodeReader:
@@ -61,11 +40,11 @@ class NodeReader:
 
     def __init__(self, graph: JsonGraph) -> None:
         self.graph = graph
-        self._exprs: dict[int, Expr] = {}
-        self._types: dict[int, Type] = {}
+        self._exprs: dict[int, ast.Expr] = {}
+        self._types: dict[int, ast.Type] = {}
         self._attr_parts = 0
 
-    def function(self, node: int) -> Function:
+    def function(self, node: int) -> ast.Function:
         """The function at `node`."""
         kind = self.graph.kind(node)
         if kind != "Function":
@@ -74,10 +53,10 @@ class NodeReader:
             )
             raise self.graph.error(f"expected a Relay function, got '{kind}'{origin}", node)
         function = run(self.expr(node))
-        assert isinstance(function, Function)
+        assert isinstance(function, ast.Function)
         return function
 
-    def expr(self, node: int) -> Step[Expr]:
+    def expr(self, node: int) -> Step[ast.Expr]:
         """The expression at `node`, as a step."""
         known = self._exprs.get(node)
         if known is None:
@@ -86,57 +65,58 @@ class NodeReader:
             self._exprs[node] = known
         return known
 
-    def _expr(self, node: int, kind: str) -> Step[Expr]:
+    def _expr(self, node: int, kind: str) -> Step[ast.Expr]:
         graph, span = self.graph, self.span(node)
         if kind == "Call":
             callee = yield self.expr(graph.child(node, "op"))
             args = yield self._exprs_of(graph.child(node, "args"))
-            return Call(callee, args, self.attributes(graph.child(node, "attrs")), span, self.checked(node))
+            attrs = self.attributes(graph.child(node, "attrs"))
+            return ast.Call(callee, args, attrs, span, self.checked(node))
         if kind == "Var":
             name = graph.string(graph.child(node, "vid"))
-            return Var(name, self.optional_type(graph.child(node, "type_annotation")), span)
+            return ast.Var(name, self.optional_type(graph.child(node, "type_annotation")), span)
         if kind == "Function":
             return (yield self._function(node, span))
         if kind == "Let":
             return (yield self._let(node, span))
         if kind == "Tuple":
             fields = yield self._exprs_of(graph.child(node, "fields"))
-            return Tuple(fields, span, self.checked(node))
+            return ast.Tuple(fields, span, self.checked(node))
         if kind == "TupleGetItem":
             value = yield self.expr(graph.child(node, "tuple_value"))
             index = graph.integer(graph.literal(node, "index"), node)
-            return Projection(value, index, span, self.checked(node))
+            return ast.Projection(value, index, span, self.checked(node))
         if kind == "If":
             parts = []
             for name in ("cond", "true_branch", "false_branch"):
                 parts.append((yield self.expr(graph.child(node, name))))
-            return If(parts[0], parts[1], parts[2], span)
+            return ast.If(parts[0], parts[1], parts[2], span)
         if kind == "Constant":
-            return Constant(graph.array(graph.literal(node, "data"), node), span)
+            return ast.Constant(graph.array(graph.literal(node, "data"), node), span)
         if kind == "Op":
-            return OpRef(graph.string(node), span)
+            return ast.OpRef(graph.string(node), span)
         if kind == "GlobalVar":
-            return GlobalVar(graph.text(node, "name_hint"), span)
+            return ast.GlobalVar(graph.text(node, "name_hint"), span)
         if kind in _FOREIGN:
-            return Foreign(kind, span)
+            return ast.Foreign(kind, span)
         raise graph.error(f"expected a Relay expression, got '{kind or 'null'}'", node)
 
-    def _exprs_of(self, node: int) -> Step[tuple[Expr, ...]]:
+    def _exprs_of(self, node: int) -> Step[tuple[ast.Expr, ...]]:
         out = []
         for item in self.graph.items(node):
             out.append((yield self.expr(item)))
         return tuple(out)
 
-    def _function(self, node: int, span: Span) -> Step[Expr]:
+    def _function(self, node: int, span: ast.Span) -> Step[ast.Expr]:
         graph = self.graph
         params = yield self._exprs_of(graph.child(node, "params"))
-        if not all(isinstance(p, Var) for p in params):
+        if not all(isinstance(p, ast.Var) for p in params):
             raise graph.error("expected variables as parameters", node)
         body = yield self.expr(graph.child(node, "body"))
         result = self.optional_type(graph.child(node, "ret_type"))
-        return Function(params, body, result, self.attributes(graph.child(node, "attrs")), span)
+        return ast.Function(params, body, result, self.attributes(graph.child(node, "attrs")), span)
 
-    def _let(self, node: int, span: Span) -> Step[Expr]:
+    def _let(self, node: int, span: ast.Span) -> Step[ast.Expr]:
         """A chain of lets, read in a loop; only its first node is marked as entered."""
         graph, first = self.graph, node
         bindings = []
@@ -146,14 +126,14 @@ class NodeReader:
                 raise graph.error("expected a graph without cycles, got a node that contains itself", node)
             seen.add(node)
             variable = yield self.expr(graph.child(node, "var"))
-            if not isinstance(variable, Var):
+            if not isinstance(variable, ast.Var):
                 raise graph.error("expected a variable on the left of a let", node)
             bindings.append((variable, (yield self.expr(graph.child(node, "value")))))
             node = graph.child(node, "body")
         body = yield self.expr(node)
-        return Let(tuple(bindings), body, span)
+        return ast.Let(tuple(bindings), body, span)
 
-    def attributes(self, node: int) -> Mapping[str, Attr]:
+    def attributes(self, node: int) -> Mapping[str, ast.Attr]:
         """Attributes by name of a `relay.attrs.*` or DictAttrs node; the class decides each field's kind."""
         graph = self.graph
         kind = graph.kind(node)
@@ -165,7 +145,7 @@ class NodeReader:
         literals = LITERAL_FIELDS.get(kind.removeprefix("attrs."), None)
         if literals is None:
             return {name: graph.literal(node, name) for name in graph.fields(node)}
-        out: dict[str, Attr] = {}
+        out: dict[str, ast.Attr] = {}
         for name in graph.fields(node):
             out[name] = self._field(node, name, literals.get(name, ""))
         layout = out.get("kernel_layout")
@@ -173,7 +153,7 @@ class NodeReader:
             out["kernel_layout"] = layout.translate(str.maketrans("OI", "IO"))
         return out
 
-    def _field(self, node: int, name: str, kind: str) -> Attr:
+    def _field(self, node: int, name: str, kind: str) -> ast.Attr:
         graph = self.graph
         if kind == "int":
             return graph.integer(graph.literal(node, name), node)
@@ -187,7 +167,7 @@ class NodeReader:
             return graph.text(node, name)
         return self.attr(graph.child(node, name))
 
-    def attr(self, node: int, depth: int = 0) -> Attr:
+    def attr(self, node: int, depth: int = 0) -> ast.Attr:
         """The attribute value at `node`."""
         graph, kind = self.graph, self.graph.kind(node)
         self._attr_parts += 1
@@ -204,7 +184,7 @@ class NodeReader:
         if kind == "Array":
             return tuple(self.attr(item, depth + 1) for item in graph.items(node))
         if kind == "Constant":
-            return Constant(graph.array(graph.literal(node, "data"), node), self.span(node))
+            return ast.Constant(graph.array(graph.literal(node, "data"), node), self.span(node))
         if kind in {"runtime.BoxInt", "runtime.BoxFloat", "runtime.BoxBool"}:
             text = graph.string(node)
             if kind == "runtime.BoxFloat":
@@ -215,11 +195,11 @@ class NodeReader:
             return graph.string(node)
         return f"<{kind}>"
 
-    def checked(self, node: int) -> Type | None:
+    def checked(self, node: int) -> ast.Type | None:
         """The type TVM inferred for `node`, where it was stored."""
         return self.optional_type(self.graph.child(node, "_checked_type_"))
 
-    def optional_type(self, node: int) -> Type | None:
+    def optional_type(self, node: int) -> ast.Type | None:
         """The type at `node`; None for null."""
         if not self.graph.kind(node):
             return None
@@ -228,7 +208,7 @@ class NodeReader:
         except InputError as error:
             raise error if error.where else self.graph.error(str(error), node) from None
 
-    def _type(self, node: int) -> Step[Type]:
+    def _type(self, node: int) -> Step[ast.Type]:
         known = self._types.get(node)
         if known is None:
             with self.graph.entered(node):
@@ -236,21 +216,21 @@ class NodeReader:
             self._types[node] = known
         return known
 
-    def _new_type(self, node: int, kind: str) -> Step[Type]:
+    def _new_type(self, node: int, kind: str) -> Step[ast.Type]:
         graph = self.graph
         if kind == "TensorType":
             shape = tuple(self._dim(d) for d in graph.items(graph.child(node, "shape")))
-            return TensorType(shape, graph.literal(node, "dtype"))
+            return ast.TensorType(shape, graph.literal(node, "dtype"))
         if kind == "TupleType":
-            return TupleType((yield self._types_of(graph.child(node, "fields"))))
+            return ast.TupleType((yield self._types_of(graph.child(node, "fields"))))
         if kind == "FuncType":
             params = yield self._types_of(graph.child(node, "arg_types"))
-            return FunctionType(params, (yield self._type(graph.child(node, "ret_type"))))
+            return ast.FunctionType(params, (yield self._type(graph.child(node, "ret_type"))))
         if kind in _NAMED_TYPES:
-            return NamedType("_" if kind == "IncompleteType" else f"<{kind}>")
+            return ast.NamedType("_" if kind == "IncompleteType" else f"<{kind}>")
         raise graph.error(f"expected a type, got '{kind or 'null'}'", node)
 
-    def _types_of(self, node: int) -> Step[tuple[Type, ...]]:
+    def _types_of(self, node: int) -> Step[tuple[ast.Type, ...]]:
         out = []
         for item in self.graph.items(node):
             out.append((yield self._type(item)))
@@ -264,16 +244,16 @@ class NodeReader:
             raise self.graph.error(f"expected a dimension of at least 0, got {value}", node)
         return value
 
-    def span(self, node: int) -> Span:
+    def span(self, node: int) -> ast.Span:
         """The node's number, and the source position TVM recorded for it."""
         graph = self.graph
         recorded = graph.child(node, "span")
         if graph.kind(recorded) != "Span":
-            return Span(graph.file, node=node)
+            return ast.Span(graph.file, node=node)
         name = graph.child(recorded, "source_name")
         source = graph.string(name) if graph.kind(name) else ""
         place = ":".join(graph.literal(recorded, part) for part in ("line", "column"))
-        return Span(graph.file, node=node, origin=f"{source}:{place}")
+        return ast.Span(graph.file, node=node, origin=f"{source}:{place}")
 
 
 class Metadata:
@@ -293,14 +273,14 @@ class Metadata:
             )
         return items[index]
 
-    def expr(self, key: str, index: int, where: str) -> Expr:
+    def expr(self, key: str, index: int, where: str) -> ast.Expr:
         """The expression `meta[key][index]`."""
         return run(self._reader.expr(self.node(key, index, where)))
 
-    def attr(self, key: str, index: int, where: str) -> Attr:
+    def attr(self, key: str, index: int, where: str) -> ast.Attr:
         """The attribute value `meta[key][index]`."""
         return self._reader.attr(self.node(key, index, where))
 
-    def attributes(self, key: str, index: int, where: str) -> Mapping[str, Attr]:
+    def attributes(self, key: str, index: int, where: str) -> Mapping[str, ast.Attr]:
         """The whole attribute object `meta[key][index]`."""
         return self._reader.attributes(self.node(key, index, where))

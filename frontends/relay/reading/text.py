@@ -90,8 +90,8 @@ def _syntax_error(error: UnexpectedInput, source: Source) -> InputError:
     offset = error.pos_in_stream
     if offset is None or (isinstance(error, UnexpectedToken) and error.token.type == "$END"):
         offset = len(source.code.rstrip())
-    wanted = sorted({_name(terminal) for terminal in expected})
-    return InputError(f"expected {_either(wanted)}, got {got}", where=source.place(offset))
+    terminals = sorted({_name(terminal) for terminal in expected})
+    return InputError(f"expected {_either(terminals)}, got {got}", where=source.place(offset))
 
 
 def _name(terminal: str) -> str:
@@ -103,8 +103,8 @@ def _name(terminal: str) -> str:
     return terminal.lower()
 
 
-def _either(wanted: list[str]) -> str:
-    shown = wanted if len(wanted) <= 8 else [*wanted[:7], f"one of {len(wanted) - 7} others"]
+def _either(terminals: list[str]) -> str:
+    shown = terminals if len(terminals) <= 8 else [*terminals[:7], f"one of {len(terminals) - 7} others"]
     return " or ".join(", ".join(shown).rsplit(", ", 1)) if shown else "Relay text"
 
 

@@ -148,16 +148,16 @@ def _proposal(emit: Emitter, call: Call) -> Result:
     batch, _, height, width = t.shape
     total = height * width * count
     boxes, score = _predicted(rows, p, probabilities, predictions, info)
-    kept = min(p.before, total) if p.before > 0 else total
-    chosen = rows.take(boxes, rows.sorted_places(score, kept))
+    count_before = min(p.before, total) if p.before > 0 else total
+    chosen = rows.take(boxes, rows.sorted_places(score, count_before))
     overlap = emit.value("box_overlap", chosen, offset=1.0, sort_corners=False)
-    every = rows.constant(np.ones((batch, kept)), "bool")
+    every = rows.constant(np.ones((batch, count_before)), "bool")
     keep = rows.greedy(every, [emit.op("greater", overlap, p.threshold)])
     best, number = rows.compact(chosen, keep, 0)
     turns = emit.op("floor_mod", rows.numbers(p.after), rows.reshape(number, batch, 1))
-    found = rows.take(best, turns)
+    regions = rows.take(best, turns)
     images = np.broadcast_to(np.arange(batch)[:, None, None], (batch, p.after, 1))
-    out = emit.value("concatenate", rows.constant(images, found.tensor.dtype), found, axis=2)
+    out = emit.value("concatenate", rows.constant(images, regions.tensor.dtype), regions, axis=2)
     return rows.reshape(out, batch * p.after, 5)
 
 

@@ -50,7 +50,7 @@ class Rows:
         return places
 
     def rank(self, keep: Value) -> Value:
-        """How many are kept before each (i32)."""
+        """The number of kept ones before each (i32)."""
         return self.emit.value("cumsum", self.emit.cast(keep, "i32"), axis=1, exclusive=True)
 
     def compact(self, x: Value, keep: Value, value: float) -> tuple[Value, Value]:
@@ -105,10 +105,10 @@ def _get_valid_counts(emit: Emitter, call: Call) -> Result:
     if id_index >= 0:
         classed = emit.op("greater_equal", rows.column(data, id_index), 0)
         keep = emit.op("logical_and", keep, classed)
-    kept, count = rows.compact(data, keep, -1)
+    first, count = rows.compact(data, keep, -1)
     places = emit.value("broadcast_to", rows.numbers(data.tensor.shape[1]), shape=data.tensor.shape[:2])
     indices, _ = rows.compact(places, keep, -1)
-    return count, kept, indices
+    return count, first, indices
 
 
 class _Suppression:
@@ -135,14 +135,14 @@ class _Suppression:
         rows, emit = self.rows, self.rows.emit
         scores = emit.where(self.exists, rows.column(self.data, self.score), float("-inf"))
         places = rows.sorted_places(scores, self.kept)
-        found = rows.take(self.data, places)
+        ordered = rows.take(self.data, places)
         exists = self.exists if self.kept == self.count else emit.cut(self.exists, 1, 0, self.kept)
-        positive = emit.op("greater", rows.column(found, self.score), 0)
-        boxes = emit.cut(found, 2, self.coordinates, 4)
+        positive = emit.op("greater", rows.column(ordered, self.score), 0)
+        boxes = emit.cut(ordered, 2, self.coordinates, 4)
         overlap = emit.value("box_overlap", boxes)
         conditions = [emit.op("greater_equal", overlap, self.threshold)]
         if self.id >= 0:
-            classes = rows.column(found, self.id)
+            classes = rows.column(ordered, self.id)
             classed = emit.op("greater_equal", classes, 0)
             conditions.append(rows.reshape(classed, self.lists, 1, self.kept))
             if not self.force:
@@ -155,7 +155,7 @@ class _Suppression:
             if self.known_limit is None:
                 room = emit.op("logical_or", room, emit.op("less", self.limit, 0))
             stay = emit.op("logical_and", stay, room)
-        return found, places, stay
+        return ordered, places, stay
 
     def result(self) -> tuple[Value, Value]:
         """Rows with -1 in place of suppressed ones, and their places in the data likewise."""
@@ -171,10 +171,10 @@ class _Suppression:
         suppressing = emit.op("greater", self.threshold, 0)
         return emit.where(suppressing, out, plain[0]), emit.where(suppressing, places, plain[1])
 
-    def _blanked(self, found: Value, places: Value, stay: Value) -> tuple[Value, Value]:
+    def _blanked(self, ordered: Value, places: Value, stay: Value) -> tuple[Value, Value]:
         emit = self.rows.emit
         whole = self.rows.reshape(stay, *stay.tensor.shape, 1)
-        return emit.where(whole, found, -1), emit.where(stay, places, -1)
+        return emit.where(whole, ordered, -1), emit.where(stay, places, -1)
 
 
 def _non_max_suppression(emit: Emitter, call: Call) -> Result:
@@ -190,10 +190,10 @@ def _non_max_suppression(emit: Emitter, call: Call) -> Result:
         return rows.compact(out, emit.op("greater_equal", rows.column(out, 0), 0), -1)[0]
     if suppression.indices.tensor.shape != places.tensor.shape:
         raise InputError(f"expected indices like {places.type}, got {suppression.indices.type}")
-    given = emit.cast(rows.take(suppression.indices, places), "i32")
-    named = emit.where(emit.op("greater_equal", places, 0), given, -1)
-    kept, count = rows.compact(named, emit.op("greater_equal", named, 0), -1)
-    return kept, rows.reshape(count, suppression.lists, 1)
+    chosen = emit.cast(rows.take(suppression.indices, places), "i32")
+    named = emit.where(emit.op("greater_equal", places, 0), chosen, -1)
+    first, count = rows.compact(named, emit.op("greater_equal", named, 0), -1)
+    return first, rows.reshape(count, suppression.lists, 1)
 
 
 def _all_class_non_max_suppression(emit: Emitter, call: Call) -> Result:
@@ -212,8 +212,8 @@ def _all_class_non_max_suppression(emit: Emitter, call: Call) -> Result:
     lists = rows.reshape(scores, images * classes, count)
     places = rows.sorted_places(lists, count)
     ordered = rows.take(lists, places)
-    found = rows.take(boxes, rows.reshape(places, images, classes * count))
-    overlap = emit.value("box_overlap", rows.reshape(found, images * classes, count, 4))
+    ranked = rows.take(boxes, rows.reshape(places, images, classes * count))
+    overlap = emit.value("box_overlap", rows.reshape(ranked, images * classes, count, 4))
     bound, _ = _scalar(emit, threshold, boxes.tensor.dtype)
     lowest, _ = _scalar(emit, least, scores.tensor.dtype)
     most, _ = _scalar(emit, limit, "i32")
@@ -242,12 +242,12 @@ def _collected(rows: Rows, scores: Value, ordered: Value, places: Value, keep: V
     table = emit.value("concatenate", *parts, axis=3)
     if form == _ONNX:
         every = rows.reshape(table, 1, images * length, 3)
-        kept, total = rows.compact(every, rows.reshape(keep, 1, images * length), -1)
-        return rows.reshape(kept, images * length, 3), emit.cast(total, "i64")
+        first, total = rows.compact(every, rows.reshape(keep, 1, images * length), -1)
+        return rows.reshape(first, images * length, 3), emit.cast(total, "i64")
     chosen = rows.reshape(keep, images, length)
-    kept, total = rows.compact(rows.reshape(table, images, length, 2), chosen, 0)
+    first, total = rows.compact(rows.reshape(table, images, length, 2), chosen, 0)
     best, _ = rows.compact(emit.cast(rows.reshape(ordered, images, length), "f32"), chosen, 0)
-    return kept, best, emit.cast(total, "i64")
+    return first, best, emit.cast(total, "i64")
 
 
 def _regular_non_max_suppression(emit: Emitter, call: Call) -> Result:
@@ -262,8 +262,8 @@ def _regular_non_max_suppression(emit: Emitter, call: Call) -> Result:
     t = scores.tensor
     fits = t.rank == 3 and boxes.tensor.shape == (*t.shape[:2], 4) and 0 < classes <= t.shape[2]
     if not fits or 0 in t.shape or most < 1:
-        wanted = f"boxes [B, N, 4] and scores [B, N, {classes} or more]"
-        raise InputError(f"expected {wanted}, got {boxes.type} and {t}")
+        expected = f"boxes [B, N, 4] and scores [B, N, {classes} or more]"
+        raise InputError(f"expected {expected}, got {boxes.type} and {t}")
     rows = Rows(emit)
     images, count, every = t.shape
     lists = emit.value("transpose", emit.cut(scores, 2, every - classes, classes), axes=(0, 2, 1))
@@ -271,8 +271,8 @@ def _regular_non_max_suppression(emit: Emitter, call: Call) -> Result:
     places = rows.sorted_places(lists, count)
     ordered = rows.take(lists, places)
     places = rows.reshape(places, images, classes * count)
-    found = rows.take(boxes, places)
-    overlap = emit.value("box_overlap", rows.reshape(found, images * classes, count, 4), sort_corners=False)
+    ranked = rows.take(boxes, places)
+    overlap = emit.value("box_overlap", rows.reshape(ranked, images * classes, count, 4), sort_corners=False)
     candidates = emit.op("greater_equal", ordered, least)
     keep = rows.greedy(candidates, [emit.op("greater", overlap, threshold)])
     keep = emit.op("logical_and", keep, emit.op("less", rows.rank(keep), per_class))
@@ -284,7 +284,7 @@ def _regular_non_max_suppression(emit: Emitter, call: Call) -> Result:
     numbers = emit.op("floor_divide", best, count)
     corners = rows.reshape(chosen, *chosen.tensor.shape, 1)
     out = (
-        emit.where(corners, rows.take(found, best), 0),
+        emit.where(corners, rows.take(ranked, best), 0),
         emit.where(chosen, emit.cast(numbers, "f32"), 0),
         emit.where(chosen, rows.take(merged, best), 0),
     )

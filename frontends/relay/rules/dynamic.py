@@ -31,9 +31,9 @@ def _static(rule: Rule, data: int, operands: Sequence[str], handed: Sequence[str
         values = {
             name: emit.integers(value, name) for name, value in zip(operands, tensors[data:], strict=True)
         }
-        kept = call.taken(*handed)
+        attrs = call.taken(*handed)
         call.drop("shape", "newshape", "begin", "end", "strides", "reps", "axes", "axis")
-        return rule(emit, Call(tensors[:data], kept | values))
+        return rule(emit, Call(tensors[:data], attrs | values))
 
     return dynamic
 
@@ -103,10 +103,10 @@ def _resized(rule: Rule, operands: Sequence[str], handed: Sequence[str]) -> Rule
     def dynamic(emit: Emitter, call: Call) -> Result:
         data, *tensors = call.tensors(1 + len(operands))
         arrays = {name: emit.static(v, name) for name, v in zip(operands, tensors, strict=True)}
-        kept = call.taken(*handed)
+        attrs = call.taken(*handed)
         call.drop(*operands)
         values = {n: tuple(a.reshape(-1).tolist()) if a.ndim else a.item() for n, a in arrays.items()}
-        return rule(emit, Call((data,), values | kept))
+        return rule(emit, Call((data,), values | attrs))
 
     return dynamic
 

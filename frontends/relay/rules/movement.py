@@ -164,10 +164,10 @@ def _slice_like(emit: Emitter, call: Call) -> Result:
     """The leading elements, as many as the other operand has on these axes (none given: on all)."""
     data, like = call.tensors(2)
     x, y = data.tensor, like.tensor
-    given = call.integers("axes", None)
-    axes = axes_of(given, x.rank, "axes") if given else tuple(range(min(x.rank, y.rank)))
+    listed = call.integers("axes", None)
+    axes = axes_of(listed, x.rank, "axes") if listed else tuple(range(min(x.rank, y.rank)))
     if max(axes, default=-1) >= y.rank:
-        raise InputError(f"expected axes of {y}, got {given}")
+        raise InputError(f"expected axes of {y}, got {listed}")
     size = tuple(y.shape[d] if d in axes else n for d, n in enumerate(x.shape))
     return emit.value("strided_slice", data, begin=(0,) * x.rank, size=size, strides=(1,) * x.rank)
 

@@ -38,7 +38,7 @@ _quantised = partial(quantised, half_even=False)
 
 
 def _same(emit: Emitter, a: Value, b: Value) -> bool:
-    """Whether two parameters are known to be one and the same number."""
+    """Return whether two parameters are known to be one and the same number."""
     x, y = emit.known(a), emit.known(b)
     return x is not None and y is not None and x.size == y.size == 1 and x.item() == y.item()
 

@@ -17,11 +17,11 @@ from tilewright.ir.graph_ops.operands import axes_of
 def _axes(call: Call, name: str) -> tuple[int, ...]:
     """The reduced axes: no list and an empty one mean all; `exclude` means all but those given."""
     rank = call.tensor(0).tensor.rank
-    given, exclude = call.integers(name, None), call.flag("exclude", False)
-    if given is None and exclude:
+    listed, exclude = call.integers(name, None), call.flag("exclude", False)
+    if listed is None and exclude:
         raise InputError("expected axes to exclude, got none")
-    axes = axes_of(given or range(rank), rank, name)
-    if exclude and given:
+    axes = axes_of(listed or range(rank), rank, name)
+    if exclude and listed:
         return tuple(d for d in range(rank) if d not in axes)
     return tuple(sorted(axes))
 

@@ -39,15 +39,15 @@ def _attention(call: TorchCall) -> Any:
     depth = tensor_of(q).shape[-1]
     scale = call.kwargs.get("scale")
     factor = float(1 / sqrt(depth) if scale is None else scale)
-    held = torch.promote_types(tensor_of(q).dtype, torch.float32)
-    wide = call.dtype_name(held)
+    wide_dtype = torch.promote_types(tensor_of(q).dtype, torch.float32)
+    wide = call.dtype_name(wide_dtype)
     rank = len(tensor_of(q).shape)
     turned = call.emit(_op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
     scores = call.emit(_op.matmul(call.env[q], turned, out_dtype=wide))
     scores = call.emit(_op.multiply(scores, relax.const(factor, wide)))
     mask = call.kwargs.get("attn_mask") if at_mask is None else call.argument(at_mask, "attn_mask")
     if mask is not None:
-        scores = _with_mask(call, scores, mask, held)
+        scores = _with_mask(call, scores, mask, wide_dtype)
     if call.argument(at_causal, "is_causal", False):
         lengths = tensor_of(q).shape[-2], tensor_of(call.args[1]).shape[-2]
         seen = relax.const(np.tril(np.ones(lengths, np.bool_)))
@@ -64,16 +64,16 @@ def _attention(call: TorchCall) -> Any:
     return _only_first(call, out)
 
 
-def _with_mask(call: TorchCall, scores: Any, mask: Any, held: torch.dtype) -> Any:
+def _with_mask(call: TorchCall, scores: Any, mask: Any, wide_dtype: torch.dtype) -> Any:
     """Truths say which keys are seen, numbers are added."""
     if tensor_of(mask).dtype == torch.bool:
-        unseen = relax.const(-float("inf"), call.dtype_name(held))
+        unseen = relax.const(-float("inf"), call.dtype_name(wide_dtype))
         return call.emit(_op.where(call.env[mask], scores, unseen))
-    return call.emit(_op.add(scores, call.as_type(mask, held)))
+    return call.emit(_op.add(scores, call.as_type(mask, wide_dtype)))
 
 
 def _any_seen(call: TorchCall, mask: Any) -> Any:
-    """Whether a query sees any key, by the mask alone: torch gives zeros for those that see none."""
+    """Return whether a query sees any key, by the mask alone: torch gives zeros for those that see none."""
     if tensor_of(mask).dtype == torch.bool:
         counts = call.emit(_op.astype(call.env[mask], "int32"))
         return call.emit(_op.greater(call.emit(_op.max(counts, -1, True)), relax.const(0, "int32")))

@@ -170,7 +170,7 @@ def _embedding(call: TorchCall) -> Any:
 
 
 def _searched(call: TorchCall) -> Any:
-    """Where values belong in one rising sequence."""
+    """The places of values in one rising sequence."""
     sequence, values = call.args[:2]
     right = bool(call.kwargs.get("right", False)) or call.kwargs.get("side") == "right"
     if len(tensor_of(sequence).shape) != 1 or call.kwargs.get("sorter") is not None:

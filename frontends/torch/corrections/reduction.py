@@ -13,11 +13,11 @@ from tilewright.frontends.torch.corrections.nodes import Correction, TorchCall, 
 _op = relax.op
 
 
-def _dims(given: Any) -> list[int] | None:
+def _dims(listed: Any) -> list[int] | None:
     """The reduced dimensions; none and an empty list mean all."""
-    if given is None or (isinstance(given, list | tuple) and not given):
+    if listed is None or (isinstance(listed, list | tuple) and not listed):
         return None
-    return [int(d) for d in given] if isinstance(given, list | tuple) else [int(given)]
+    return [int(d) for d in listed] if isinstance(listed, list | tuple) else [int(listed)]
 
 
 def _fold(make: Callable[..., Any]) -> Correction:

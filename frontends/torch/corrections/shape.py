@@ -111,13 +111,13 @@ def _convolution(call: TorchCall) -> Any:
 
 def _scales(call: TorchCall) -> list[float]:
     """Source pixels per result pixel of each spatial dimension: those torch computes with."""
-    given = call.args[-1] if isinstance(call.args[-1], list | tuple) and call.args[1] is None else None
+    factors = call.args[-1] if isinstance(call.args[-1], list | tuple) and call.args[1] is None else None
     sizes = zip(tensor_of(call.args[0]).shape[2:], call.value.shape[2:], strict=True)
-    return [1 / given[d] if given else int(n) / int(m) for d, (n, m) in enumerate(sizes)]
+    return [1 / factors[d] if factors else int(n) / int(m) for d, (n, m) in enumerate(sizes)]
 
 
 def _exact(call: TorchCall) -> bool:
-    """Whether the scales are the quotients of the extents, as TVM's importer takes them to be."""
+    """Return whether the scales are the quotients of the extents, as TVM's importer takes them to be."""
     sizes = zip(tensor_of(call.args[0]).shape[2:], call.value.shape[2:], strict=True)
     return all(
         abs(s * int(m) - int(n)) < 1e-6 * int(n) for s, (n, m) in zip(_scales(call), sizes, strict=True)

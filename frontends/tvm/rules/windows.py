@@ -36,9 +36,9 @@ def _images(
     emit: Emitter, data: Value, call: Call, name: str, spatial: int
 ) -> tuple[Value, str, Callable[[Value], Value]]:
     """The data in a layout that graph ops know, that layout, and what brings the result into its own."""
-    given = call.text(name, f"NC{SPATIAL[spatial]}")
-    out = call.text("out_layout", "") or given
-    x, layout = _plain(emit, data, given, data_layouts(spatial))
+    source = call.text(name, f"NC{SPATIAL[spatial]}")
+    out = call.text("out_layout", "") or source
+    x, layout = _plain(emit, data, source, data_layouts(spatial))
     return x, layout, lambda result: relaid(emit, result, layout, out)
 
 
@@ -48,9 +48,9 @@ def _check_kernel(call: Call, weight: Value, layout: str, channels: int, spatial
     size = call.integers("kernel_size", None)
     if size is not None and tuple(size) != tuple(extents.get(d) for d in SPATIAL[spatial]):
         raise InputError(f"expected kernel_size as the kernel has it ({weight.type}, {layout}), got {size}")
-    given = call.integer("channels", None)
-    if given is not None and given != channels:
-        raise InputError(f"expected {channels} channels for the kernel {weight.type} ({layout}), got {given}")
+    count = call.integer("channels", None)
+    if count is not None and count != channels:
+        raise InputError(f"expected {channels} channels for the kernel {weight.type} ({layout}), got {count}")
     call.drop(*TUNER_NOTES)
 
 
