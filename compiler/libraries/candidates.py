@@ -11,7 +11,7 @@ from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module, Op, Value
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.convolution import convolution_of
-from tilewright.libraries.matching.epilogue import Absorbed, absorbed
+from tilewright.libraries.matching.epilogue import EpilogueMatch, absorbed
 from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.libraries.matching.matmul import products_of
 from tilewright.libraries.matching.norm import norms_in
@@ -180,7 +180,7 @@ def _call(
     kernel: Func,
     contract: Op,
     first: int,
-    match: Absorbed,
+    match: EpilogueMatch,
     provider: str,
     weights: tuple[Op, ...] = (),
 ) -> LibraryCall | None:
@@ -196,7 +196,7 @@ def _call(
     return LibraryCall(match.problem, operands, match.ops, provider, weights, kernel) if operands else None
 
 
-def _operands(contract: Op, first: int, match: Absorbed) -> tuple[Value, ...]:
+def _operands(contract: Op, first: int, match: EpilogueMatch) -> tuple[Value, ...]:
     """The arguments of a call; none where a value would play two roles except both factors."""
     factors = contract.operands[first], contract.operands[1 - first]
     added = tuple(v for v in (match.bias, match.residual) if v is not None)

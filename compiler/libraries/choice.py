@@ -33,6 +33,7 @@ from tilewright.measuring.network_replays import (
 )
 from tilewright.measuring.network_validation import Choices, validated
 from tilewright.passes.kernels.decision import bound_of, seconds_of, text_of
+from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import StoredChoice
 
@@ -281,8 +282,7 @@ def _recalled(record: str, programs: Mapping[str, Module]) -> dict[str, Any] | N
 
 def _called(module: Module, site: tuple[Op, ...]) -> list[Func]:
     """The kernels that the calls of a site are of."""
-    callees: list[Any] = [op["callee"] for op in site]
-    return [module[callee.name] for callee in callees]
+    return [module[callee_of(op)] for op in site]
 
 
 def _gain(kernels: Sequence[Func]) -> float:

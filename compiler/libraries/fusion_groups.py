@@ -16,7 +16,7 @@ from tilewright.libraries.matching.constants import KernelConstants, facts_in
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.kernels.decision import DECISION, KernelDecision, cost_of, estimate_of, text_of
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
-from tilewright.passes.tensor.chains.merge import merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
 from tilewright.passes.tensor.share_kernels import kernel_text
 
 #: kernels that attention is looked for in, at most
@@ -143,7 +143,7 @@ def _contracts(kernels: Sequence[Func]) -> int:
 def _attention_group(
     calls: tuple[Op, ...], kernels: dict[str, Func], constants: KernelConstants
 ) -> FusionGroup | None:
-    called = [kernels[str(op["callee"].name)] for op in calls]  # type: ignore[union-attr]
+    called = [kernels[callee_of(op)] for op in calls]
     if _contracts(called) < 2 or _exponentials(called) < 1 or reshapes_filled(calls, kernels):
         return None
     fused, arguments, _ = merged(calls, kernels, set(calls[-1].results), f"{called[-1].name}_attention")

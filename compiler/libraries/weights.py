@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.ir import Func, Module, Op, Pairs, Ref, Sym, TensorType, Value
+from tilewright.ir import Func, Module, Op, Ref, Sym, Value
 from tilewright.ir.builder import scalar_body
 from tilewright.ir.expr import substitute
 from tilewright.ir.interpreter.run import interpret
 from tilewright.ir.tensor.ops import domain, reads
-from tilewright.libraries.matching.convolution import Convolution
+from tilewright.libraries.matching.convolution import ConvolutionMatch
+from tilewright.libraries.matching.library_call import with_op_before, written_anew
 from tilewright.passes.rewriting.values import replace_in_op
 
 #: what names of functions that rearrange filters end with
 SUFFIX = "_weights"
 
 
-def with_packed_weights(kernel: Func, contract: Op, convolution: Convolution) -> tuple[Func, Op, Op]:
+def with_packed_weights(kernel: Func, contract: Op, convolution: ConvolutionMatch) -> tuple[Func, Op, Op]:
     """The kernel with its filters rearranged before the contraction; the new contraction; the rearrangement.
 
     rewrite:  tensor.contract(%x, %w: f32[3, 3, 8, 16], reads = [..., [r, s, c, k]])
@@ -29,17 +30,12 @@ def with_packed_weights(kernel: Func, contract: Op, convolution: Convolution) ->
     single = {d: 0 for d, n in sizes.items() if n == 1}
     at = tuple(substitute(e, single) for e in reads(contract)[1])
     extents = {d: sizes[d] for d in convolution.weights}
-    b, (element,) = scalar_body([weights.tensor.dtype])
-    b.emit("scalar.yield", [element])
-    packed = Value(TensorType(weights.tensor.dtype, tuple(extents.values())), f"{weights.hint}.packed")
-    attrs = (("par", Pairs.of(extents)), ("reads", (at,)), ("fill", ()))
-    rearranged = Op("tensor.map", (weights,), attrs, (packed,), b.block([element]), contract.loc)
+    rearranged = written_anew(weights, extents, at, "packed", contract.loc)
     names = tuple(Sym(d) for d in convolution.weights)
-    fresh = contract.with_operands((contract.operands[0], packed)).with_attrs(
+    fresh = contract.with_operands((contract.operands[0], rearranged.result)).with_attrs(
         reads=(reads(contract)[0], names)
     )
-    ops = [new for op in kernel.body.ops for new in ((rearranged, fresh) if op is contract else (op,))]
-    return replace(kernel, body=kernel.body.with_ops(tuple(ops))), fresh, rearranged
+    return with_op_before(kernel, contract, rearranged, fresh), fresh, rearranged
 
 
 def with_wide_bias(kernel: Func, reader: Op, bias: Value) -> tuple[Func, Op, Op]:
@@ -50,11 +46,7 @@ def with_wide_bias(kernel: Func, reader: Op, bias: Value) -> tuple[Func, Op, Op]
                     tensor.map(%s, %v, ...) {^(%a: f16, %w: f32) %b = scalar.cast(%w, dtype = "f16") ...}
     """
     extents = {f"d{i}": n for i, n in enumerate(bias.tensor.shape)}
-    b, (element,) = scalar_body([bias.tensor.dtype])
-    b.emit("scalar.yield", [b.cast(element, "f32")])
-    wide = Value(TensorType("f32", bias.tensor.shape), f"{bias.hint}.wide")
-    attrs = (("par", Pairs.of(extents)), ("reads", (tuple(map(Sym, extents)),)), ("fill", ()))
-    widening = Op("tensor.map", (bias,), attrs, (wide,), b.block([element]), reader.loc)
+    widening = written_anew(bias, extents, tuple(map(Sym, extents)), "wide", reader.loc, "f32")
     assert reader.body is not None
     position = reader.operands.index(bias)
     params = list(reader.body.params)
@@ -62,10 +54,9 @@ def with_wide_bias(kernel: Func, reader: Op, bias: Value) -> tuple[Func, Op, Op]
     narrow = inner.cast(params[position], bias.tensor.dtype)
     rest = (replace_in_op(op, {reader.body.params[position]: narrow}) for op in reader.body.ops)
     body = replace(reader.body, params=tuple(params), ops=(*inner.ops, *rest))
-    operands = tuple(wide if v is bias else v for v in reader.operands)
+    operands = tuple(widening.result if v is bias else v for v in reader.operands)
     fresh = replace(reader, operands=operands, body=body)
-    ops = [new for op in kernel.body.ops for new in ((widening, fresh) if op is reader else (op,))]
-    return replace(kernel, body=kernel.body.with_ops(tuple(ops))), fresh, widening
+    return with_op_before(kernel, reader, widening, fresh), fresh, widening
 
 
 def with_constant_weights(module: Module) -> Module:

@@ -8,12 +8,17 @@ from itertools import product
 
 import numpy as np
 
-from tilewright.ir import Expr, Func, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.builder import scalar_body
+from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.libraries.matching.convolution import packed
-from tilewright.libraries.matching.library_call import LibraryCall, copies_behind, region_of
+from tilewright.libraries.matching.library_call import (
+    LibraryCall,
+    copies_behind,
+    region_of,
+    with_op_before,
+    written_anew,
+)
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
 from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
 from tilewright.passes.analysis.attention import KEY, Attention, attention_of
@@ -292,14 +297,11 @@ def _spread(kernel: Func, mask: Value) -> tuple[Func, Value] | None:
         return None
     used = {name for e in at for name in symbols(e)} | set(list(par)[-2:])
     extents = {d: n for d, n in par.items() if d in used}
-    b, (element,) = scalar_body([mask.tensor.dtype])
-    b.emit("scalar.yield", [element])
-    spread = Value(TensorType(mask.tensor.dtype, tuple(extents.values())), f"{mask.hint}.spread")
-    attrs = (("par", Pairs.of(extents)), ("reads", (at,)), ("fill", ()))
-    written = Op("tensor.map", (mask,), attrs, (spread,), b.block([element]), reader.loc)
+    written = written_anew(mask, extents, at, "spread", reader.loc)
     index = tuple(Sym(d) for d in extents)
-    changed = reader.with_operands(tuple(spread if v is mask else v for v in reader.operands)).with_attrs(
+    changed = reader.with_operands(
+        tuple(written.result if v is mask else v for v in reader.operands)
+    ).with_attrs(
         reads=tuple(index if v is mask else r for v, r in zip(reader.operands, reads(reader), strict=True))
     )
-    ops = [new for op in kernel.body.ops for new in ((written, changed) if op is reader else (op,))]
-    return replace(kernel, body=kernel.body.with_ops(tuple(ops))), spread
+    return with_op_before(kernel, reader, written, changed), written.result

@@ -27,7 +27,7 @@ CHANNELS_FIRST, CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionMatch:
     """A contraction as a convolution; `images`, `filters` and `places` are the dimensions of its result.
 
     weights: the dimensions of the filters in the order in which cuDNN wants them in memory.
@@ -102,7 +102,7 @@ class _Roles:
         return tuple(p.place for p in self.windows)
 
 
-def convolution_of(op: Op) -> Convolution | None:
+def convolution_of(op: Op) -> ConvolutionMatch | None:
     """A tensor.contract as a two-dimensional convolution of its first operand; None where it is none.
 
     Each of at most two places must be windows by one dimension of the image; what both operands and the
@@ -146,7 +146,7 @@ def _roles(op: Op, windows: Sequence[WindowDim], image: Strides, weights: Stride
 
 def _convolution(
     op: Op, roles: _Roles, axes: Sequence[ImageAxis], image: Strides, weights: Strides, dtype: str
-) -> Convolution | None:
+) -> ConvolutionMatch | None:
     sizes = domain(op)
     n, k, per_group = (prod(sizes[d] for d in g) for g in (roles.images, roles.filters, roles.channels))
     c_step, n_step = _last(roles.channels, image), _last(roles.images, image)
@@ -174,7 +174,7 @@ def _convolution(
     taps = tuple(x.tap for x in axes if x.tap)
     inner = (*roles.channels, *taps) if order == CHANNELS_FIRST else (*taps, *roles.channels)
     filter_order = (*roles.filters, *inner)
-    return Convolution(problem, roles.images, roles.filters, places, sizes, order, filter_order, fits)
+    return ConvolutionMatch(problem, roles.images, roles.filters, places, sizes, order, filter_order, fits)
 
 
 def _last(names: Sequence[str], steps: Strides) -> int:

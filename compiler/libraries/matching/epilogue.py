@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.tensor.ops import dims, ranges_of
-from tilewright.libraries.matching.convolution import Convolution
+from tilewright.libraries.matching.convolution import ConvolutionMatch
 from tilewright.libraries.matching.gelu import gelu_behind
-from tilewright.libraries.matching.matmul import BUFFER_DTYPE, Product
+from tilewright.libraries.matching.matmul import BUFFER_DTYPE, ProductMatch
 from tilewright.libraries.matching.strides import steps_of_element
 from tilewright.passes.analysis.index_sets import identity_read
 from tilewright.passes.analysis.terms import Apply, Read, Terms, both_orders, number, peeled
@@ -18,7 +18,7 @@ from tilewright.runtime.libraries.matmul import MatmulProblem
 
 
 @dataclass(frozen=True)
-class Absorbed:
+class EpilogueMatch:
     """A product with what follows it in one kernel: its problem, the ops it computes, further operands.
 
     bias, residual: the values that are added, None where there is none. widened: whether the bias has fewer
@@ -37,7 +37,7 @@ class Absorbed:
         return self.ops[-1].result
 
 
-def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iterator[Absorbed]:
+def absorbed(kernel: Func, contract: Op, product: ProductMatch | ConvolutionMatch) -> Iterator[EpilogueMatch]:
     """The product alone, then with one more map each time, as long as the library can take it.
 
     A sum may take a vector with one element per row of D and one matrix, in any order; ReLU ends it, and so
@@ -45,7 +45,7 @@ def absorbed(kernel: Func, contract: Op, product: Product | Convolution) -> Iter
     results are stored in 16 bits, the library rounds once where the maps round after every step, and not at
     all where they are float32 again behind a bias of 16 bits.
     """
-    current = Absorbed(product.problem, (contract,))
+    current = EpilogueMatch(product.problem, (contract,))
     yield current
     while True:
         if isinstance(current.problem, MatmulProblem):
@@ -100,8 +100,8 @@ def _steps(kernel: Func, op: Op, value: Value) -> list[tuple[str, Read | None]] 
 
 
 def _extended(
-    current: Absorbed, product: Product | Convolution, op: Op, step: tuple[str, Read | None]
-) -> Absorbed | None:
+    current: EpilogueMatch, product: ProductMatch | ConvolutionMatch, op: Op, step: tuple[str, Read | None]
+) -> EpilogueMatch | None:
     kind, read = step
     problem = current.problem
     result = BUFFER_DTYPE.get(op.result.tensor.dtype)
@@ -128,7 +128,7 @@ def _extended(
     # The maps name dimensions as they like; what is element by element has them in the same order.
     renamed = dict(zip(dims(op, "par"), dims(current.ops[0], "par"), strict=True))
     steps = replace(steps, by_dim={renamed[d]: n for d, n in steps.by_dim.items()})
-    now: Product | Convolution = replace(product, problem=problem)  # type: ignore[arg-type]
+    now: ProductMatch | ConvolutionMatch = replace(product, problem=problem)  # type: ignore[arg-type]
     if (with_bias := now.bias(steps, result)) is not None:
         return replace(current, problem=with_bias, bias=value)
     if (with_matrix := now.residual(steps, result)) is not None:

@@ -1,11 +1,12 @@
-"""Ops of a kernel that one library call takes the place of."""
+"""Ops of a kernel that one library call takes the place of, and operands written as a library wants them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
-from tilewright.ir import Func, Op, Value
+from tilewright.ir import Expr, Func, Op, Pairs, TensorType, Value
+from tilewright.ir.builder import scalar_body
 from tilewright.runtime.libraries.problem import Problem
 
 
@@ -62,3 +63,23 @@ def copies_behind(kernel: Func, op: Op) -> list[Op]:
         if any(inner.name != "scalar.cast" for inner in reader.body.ops[:-1]):
             return chain
         chain.append(reader)
+
+
+def written_anew(
+    value: Value, extents: Mapping[str, int], at: tuple[Expr, ...], what: str, loc: str, dtype: str = ""
+) -> Op:
+    """A map that writes the elements of a value at these indices to an array of its own.
+
+    extents: of the dimensions of the array. what: ends the name of the array. dtype: another floating type.
+    """
+    b, (element,) = scalar_body([value.tensor.dtype])
+    b.emit("scalar.yield", [b.cast(element, dtype) if dtype else element])
+    t = TensorType(dtype or value.tensor.dtype, tuple(extents.values()))
+    attrs = (("par", Pairs.of(extents)), ("reads", (at,)), ("fill", ()))
+    return Op("tensor.map", (value,), attrs, (Value(t, f"{value.hint}.{what}"),), b.block([element]), loc)
+
+
+def with_op_before(kernel: Func, op: Op, new: Op, changed: Op) -> Func:
+    """The kernel with a new op before one that is changed to read it."""
+    ops = [o for old in kernel.body.ops for o in ((new, changed) if old is op else (old,))]
+    return replace(kernel, body=kernel.body.with_ops(tuple(ops)))

@@ -24,7 +24,7 @@ BUFFER_DTYPE = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductMatch:
     """A contraction as a product whose result has consecutive elements along `rows`.
 
     first: which operand of the contraction is A of the problem; the other one is B.
@@ -58,7 +58,7 @@ class Product:
         return replace(p, c=Matrix(ld, batch, steps.start), result=result)
 
 
-def products_of(op: Op) -> list[Product]:
+def products_of(op: Op) -> list[ProductMatch]:
     """A tensor.contract as matrix products, at most one per order of its operands; none where it is none.
 
     Every dimension must be affine in every operand, and what plays rows, columns, batch and sum must have
@@ -82,7 +82,7 @@ def sums_in_f32(op: Op) -> bool:
     return op.result.tensor.dtype == "f32" and start == (0.0,) and plain
 
 
-def _oriented(op: Op, first: int, a: Strides, b: Strides, d: Strides, dtype: str) -> Iterator[Product]:
+def _oriented(op: Op, first: int, a: Strides, b: Strides, d: Strides, dtype: str) -> Iterator[ProductMatch]:
     """The product with rows of D along the dimensions of operand `first`."""
     sizes, par, red = domain(op), dims(op, "par"), dims(op, "red")
     wide = [n for n in par if sizes[n] > 1]
@@ -107,7 +107,7 @@ def _oriented(op: Op, first: int, a: Strides, b: Strides, d: Strides, dtype: str
     problem = _problem(row, column, total, many, (a.start, b.start, d.start), dtype)
     if problem is not None:
         tf32 = op.get("factors") == "tf32"
-        yield Product(replace(problem, tf32=tf32), first, row.dims, column.dims, many.dims, sizes)
+        yield ProductMatch(replace(problem, tf32=tf32), first, row.dims, column.dims, many.dims, sizes)
 
 
 def _split(groups: list[Merged], *, consecutive: bool) -> tuple[Merged, list[Merged]]:
