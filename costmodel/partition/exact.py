@@ -62,12 +62,12 @@ def _sweep(
         reachable = [min(float(cap), t) for t in longest]
         most_even = devices / sum(1 / t for t in reachable) if all(reachable) else 0.0
         spread = w.imbalance * max(0.0, w.maximum_in_imbalance * cap - most_even)
-        if objective.row_size * (w.slowest * cap + least_moved + spread) >= best.value:
+        if w.slowest * cap + least_moved + spread >= best.value:
             continue
         capped = [np.where(t <= cap, c, np.inf) for c, t in zip(moved, times, strict=True)]
         least = least_sum(space, capped)
         best = min(best, _evaluated(objective, least), key=lambda f: f.value)
-        bound = objective.row_size * (w.slowest * cap + least.value + spread)
+        bound = w.slowest * cap + least.value + spread
         if w.imbalance and bound < best.value:
             best = _under_cap(space, objective, capped, times, float(cap), best)
     return best
@@ -99,7 +99,7 @@ def _under_cap(
 
     def relaxed(z: float, moved: float) -> float:
         spread = w.imbalance * (w.maximum_in_imbalance * cap - devices / z)
-        return objective.row_size * (w.slowest * cap + moved + spread)
+        return w.slowest * cap + moved + spread
 
     def vertex(slope: float) -> _Vertex:
         weighted = (

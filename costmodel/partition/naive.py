@@ -1,4 +1,4 @@
-"""The even split of one axis over devices, and what each piece reads, lacks and makes in vain.
+"""The even split of one axis over devices, and the rows that a piece lacks or makes in vain.
 
 All intervals are half-open.
 """
@@ -9,17 +9,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.windows import InputInterval, Interval, check_window, input_interval, window_rows
-
-
-class NaivePiece(NamedTuple):
-    """The rows that one device makes and those that it reads for them."""
-
-    output: Interval
-    input: InputInterval
+from tilewright.ir.windows import Interval, check_window, window_rows
 
 
 def split_extent(extent: int, devices: int | Sequence[float]) -> list[Interval]:
@@ -60,22 +52,6 @@ def check_speeds(speeds: Sequence[float]) -> None:
     for index, speed in enumerate(speeds):
         if not (speed > 0 and math.isfinite(speed)):
             raise InputError(f"expected positive speeds, got {speed} for device {index}")
-
-
-def naive_pieces(
-    output: int,
-    devices: int | Sequence[float],
-    extent: int,
-    kernel: int,
-    stride: int = 1,
-    dilation: int = 1,
-    pad_before: int = 0,
-) -> list[NaivePiece]:
-    """Every device's output rows of an even (or weighted) split, and the input it reads for them."""
-    return [
-        NaivePiece(out, input_interval(out, extent, kernel, stride, dilation, pad_before))
-        for out in split_extent(output, devices)
-    ]
 
 
 def output_extent(

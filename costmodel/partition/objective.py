@@ -47,14 +47,12 @@ class LayerObjective:
     """The objective of one layer whose rows devices own as intervals.
 
     `required[i]` is what device i reads of this layer's output, None where no layer follows; `speeds` are
-    relative, t_i = rows_i / speeds_i extends the thesis' n_i to unequal devices. All terms are multiplied
-    by `row_size`, the elements of one row.
+    relative, t_i = rows_i / speeds_i extends the thesis' n_i to unequal devices.
     """
 
     speeds: tuple[float, ...]
     required: tuple[Interval, ...] | None = None
     weights: Weights = Weights()
-    row_size: float = 1.0
 
     def __post_init__(self) -> None:
         check_speeds(self.speeds)
@@ -74,7 +72,7 @@ class LayerObjective:
         moved = 0.0
         for own, wanted in zip(intervals, self.required or intervals, strict=True):
             moved += w.fetched * fetched_rows(own, wanted) + w.cropped * cropped_rows(own, wanted)
-        return self.row_size * (w.slowest * slowest + moved + w.imbalance * imbalance)
+        return w.slowest * slowest + moved + w.imbalance * imbalance
 
     def moved(self, node: IntervalCandidates, device: int) -> FloatArray:
         """Weighted fetched and cropped rows of every candidate, inf where it is none."""

@@ -24,7 +24,7 @@ from tilewright.costmodel.partition.intervals import (
     limited,
     threshold_sizes,
 )
-from tilewright.costmodel.partition.naive import naive_pieces, output_extent
+from tilewright.costmodel.partition.naive import output_extent, split_extent
 from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.distributed import rank_module
@@ -32,7 +32,7 @@ from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.opdef import op_def
-from tilewright.ir.windows import Interval
+from tilewright.ir.windows import Interval, RowWindow
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.running.checking import largest_error, random_inputs
@@ -118,10 +118,10 @@ def _required(a: argparse.Namespace, speeds: Sequence[float]) -> tuple[Interval,
         ) from None
     try:
         rows = output_extent(a.output, kernel, stride, pads=(padding, padding))
-        pieces = naive_pieces(rows, list(speeds), a.output, kernel, stride, pad_before=padding)
+        window = RowWindow(kernel, stride, pad_before=padding)
+        return tuple(window.reads(cut, a.output) for cut in split_extent(rows, speeds))
     except InputError as e:
         raise InputError(str(e), where="--next") from e
-    return tuple((piece.input.start, piece.input.end) for piece in pieces)
 
 
 def _fraction(text: str) -> Fraction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
@@ -52,9 +52,7 @@ class BestPrediction:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
-        names = ("source", "model", "devices", "measured_tflops", "predicted_tflops")
-        shape = ("tensor", "pipeline", "data", "micro_batch")
-        return {name: getattr(self, name) for name in (*names, *shape)} | {"error": self.error}
+        return asdict(self) | {"error": self.error}
 
 
 def predict_best(source: str, stack: Stack) -> list[BestPrediction]:

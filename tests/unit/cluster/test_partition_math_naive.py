@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from tilewright.costmodel.partition.naive import naive_pieces, output_extent, split_extent
+from tilewright.costmodel.partition.naive import output_extent, split_extent
 from tilewright.ir import InputError
 from tilewright.ir.windows import input_interval, window_rows
 
@@ -34,7 +34,7 @@ def test_printed_sizes():
     ],
 )
 def test_inputs_of_known_layers(output, devices, window, wanted):
-    assert [piece.input for piece in naive_pieces(output, devices, *window)] == wanted
+    assert [input_interval(cut, *window) for cut in split_extent(output, devices)] == wanted
 
 
 def test_every_slice_convolved_apart_is_the_whole():
@@ -47,7 +47,8 @@ def test_every_slice_convolved_apart_is_the_whole():
         x, w = rng.standard_normal(extent), rng.standard_normal(kernel)
         whole = convolve(pad(x, pads[0], pads[1] + stride), w, stride, dilation, rows)
         speeds = [draws.randint(1, 9) for _ in range(draws.randint(1, 6))]
-        for (start, end), piece in naive_pieces(rows, speeds, extent, kernel, stride, dilation, pads[0]):
+        for start, end in split_extent(rows, speeds):
+            piece = input_interval((start, end), extent, kernel, stride, dilation, pads[0])
             mine = pad(x[piece.start : piece.end], piece.pad_before, piece.pad_after)
             assert len(mine) == window_rows(end - start, kernel, stride, dilation)
             np.testing.assert_array_equal(convolve(mine, w, stride, dilation, end - start), whole[start:end])

@@ -14,17 +14,18 @@ from tilewright.costmodel.partition.intervals import (
     threshold_sizes,
 )
 from tilewright.costmodel.partition.linked import least_max, least_sum
-from tilewright.costmodel.partition.naive import naive_pieces, output_extent
+from tilewright.costmodel.partition.naive import output_extent, split_extent
 from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.ir import InputError, UnsupportedError
+from tilewright.ir.windows import RowWindow
 
 
 def required(output, devices, kernel, stride=1):
     pad = kernel // 2
     rows = output_extent(output, kernel, stride, pads=(pad, pad))
-    pieces = naive_pieces(rows, devices, output, kernel, stride, pad_before=pad)
-    return tuple(tuple(piece.input[:2]) for piece in pieces)
+    window = RowWindow(kernel, stride, pad_before=pad)
+    return tuple(window.reads(cut, output) for cut in split_extent(rows, devices))
 
 
 def equal_devices(output, devices, threshold, kernel, stride=1):
@@ -93,9 +94,7 @@ def random_instance(draws):
     weights = Weights(*(draws.choice([0, 1, 1, 2.5]) for _ in range(4)), corrected=draws.random() < 0.5)
     if weights.imbalance and weights.maximum_in_imbalance < 1:
         weights = Weights(1.5, weights.fetched, weights.cropped, weights.imbalance)
-    objective = LayerObjective(
-        speeds, None if draws.random() < 0.2 else wanted, weights, row_size=draws.choice([1, 7])
-    )
+    objective = LayerObjective(speeds, None if draws.random() < 0.2 else wanted, weights)
     return space, objective
 
 

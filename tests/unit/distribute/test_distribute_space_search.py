@@ -12,7 +12,7 @@ from tilewright.ir.types import TensorType
 from tilewright.ir.windows import POINT, RowWindow
 from tilewright.passes.graph.distribute.space.layers import chains, layers_of
 from tilewright.passes.graph.distribute.space.options import SpaceOptions
-from tilewright.passes.graph.distribute.space.plan import read_plan, show_plan
+from tilewright.passes.graph.distribute.space.plan import layer_ops, read_plan
 from tilewright.passes.graph.distribute.space.search import directed_plan, searched_plan
 from tilewright.passes.graph.distribute.split_space import split_modules
 
@@ -81,6 +81,19 @@ def test_latency_fuses_and_slow_devices_exchange():
     fused = ranks_give_the_same(module, 2, method="exact", latency_us=1e3)
     apart = ranks_give_the_same(module, 2, method="exact", latency_us=0.0, tflops=1e-6)
     assert (fused, apart) == (1, 3)
+
+
+def show_plan(func, plan):
+    """The text of a plan, which `read_plan` reads back."""
+    parts = []
+    for number, op in enumerate(layer_ops(func)):
+        planned = plan.get(op)
+        if planned is None:
+            continue
+        rows = ",".join(f"{s}-{e}" for s, e in planned.intervals)
+        suffix = f"+{planned.kept}" if planned.kept else ""
+        parts.append(f"{number}:{planned.direction or 'whole'}{suffix}" + (f"={rows}" if rows else ""))
+    return "; ".join(parts)
 
 
 def test_a_plan_reads_back():

@@ -47,19 +47,6 @@ def read_plan(func: Func, text: str) -> Mapping[Op, PlannedLayer]:
     return out
 
 
-def show_plan(func: Func, plan: Mapping[Op, PlannedLayer]) -> str:
-    """The text of a plan, which `read_plan` reads back."""
-    parts = []
-    for number, op in enumerate(layer_ops(func)):
-        planned = plan.get(op)
-        if planned is None:
-            continue
-        rows = ",".join(f"{s}-{e}" for s, e in planned.intervals)
-        suffix = f"+{planned.kept}" if planned.kept else ""
-        parts.append(f"{number}:{planned.direction or 'whole'}{suffix}" + (f"={rows}" if rows else ""))
-    return "; ".join(parts)
-
-
 def _intervals(text: str, entry: str) -> tuple[tuple[int, int], ...]:
     out = []
     for part in filter(None, (p.strip() for p in text.split(","))):
