@@ -1,4 +1,4 @@
-"""The errors that every part of Tilewright raises, each told in one clear sentence.
+"""The errors that every part of Tilewright raises, each with one clear sentence.
 
 They stand at the very bottom: the runtime imports nothing, and `tilewright.ir.errors` takes them from here.
 """

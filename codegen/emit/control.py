@@ -9,7 +9,7 @@ from tilewright.ir.nodes import Block, Op
 
 @emitter("thread.loop")
 def _loop(e: Emission, op: Op) -> None:
-    var, extent, unroll = op["var"].name, int(op["extent"]), int(op["unroll"])  # type: ignore[union-attr, arg-type]
+    var, extent, unroll = op["var"].name, op.integer("extent"), op.integer("unroll")  # type: ignore[union-attr]
     body = op.body
     assert body is not None
     carried = _declare_carried(e, op)
@@ -67,7 +67,7 @@ def _cost(body: Block) -> int:
     total = 0
     for op in body.ops:
         inner = _cost(op.body) if op.body is not None else 0
-        times = int(op["extent"]) if op.name == "thread.loop" and op["unroll"] == 1 else 1  # type: ignore[arg-type]
+        times = op.integer("extent") if op.name == "thread.loop" and op["unroll"] == 1 else 1
         total += 1 + inner * times
     return total
 

@@ -8,7 +8,6 @@ from math import log2, prod
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import register_text
 from tilewright.codegen.emit.warp import cuda_only
-from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Op
 
 #: registers of a lane in a 16 x 8 tile: two rows of two columns
@@ -16,13 +15,8 @@ _REGISTERS = 4
 
 
 def _element(e: Emission, op: Op, frag: BufferRef) -> str:
-    half, pair = _exprs(op, "at")
-    return register_text(e, frag, _exprs(op, "item"), half * 2 + pair)
-
-
-def _exprs(op: Op, name: str) -> tuple[Expr, ...]:
-    found: tuple[Expr, ...] = op[name]  # type: ignore[assignment]
-    return found
+    half, pair = op.exprs("at")
+    return register_text(e, frag, op.exprs("item"), half * 2 + pair)
 
 
 @emitter("thread.get_fragment")
@@ -91,7 +85,7 @@ def _exp_rows(e: Emission, op: Op) -> None:
 
 def _in_powers_of_two(e: Emission, op: Op) -> str:
     """The op's scale of powers of e as a factor of powers of two."""
-    return e.dialect.literal(float(op["scale"]) * log2(euler), "f32")  # type: ignore[arg-type]
+    return e.dialect.literal(op.number("scale") * log2(euler), "f32")
 
 
 @emitter("thread.rescale_factors", writes=(0, 1))
@@ -121,7 +115,7 @@ def _scale_rows(e: Emission, op: Op) -> None:
 def _pack(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     sums, factor = (e.buffer(v) for v in op.operands)
-    item, to = _exprs(op, "item"), _exprs(op, "to")
+    item, to = op.exprs("item"), op.exprs("to")
     if factor.type.dtype == "f32":
         # columns 2t and 2t + 1 of a lane become t and t + 4: no element moves to another lane
         rounded = e.need("round_tf32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.prelude.registry import helper
-from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, constant_params, waits_for_launches
 
@@ -95,6 +94,6 @@ def _prefetch(e: Emission, op: Op) -> None:
         return
     condition = e.condition(op)
     if condition != "0":
-        at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+        at = op.exprs("at")
         guard = f"if ({condition}) " if condition else ""
         e.line(f"{guard}{e.need('prefetch')}(&{e.element(e.buffer(op.operands[0]), at)});")

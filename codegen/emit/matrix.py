@@ -20,16 +20,11 @@ _SHAPES: dict[tuple[int, ...], frozenset[str]] = {(16, 8, 16): NARROW, (16, 8, 8
 Index = tuple[Expr, ...]
 
 
-def _exprs(op: Op, name: str) -> Index:
-    found: Index = op[name]  # type: ignore[assignment]
-    return found
-
-
 @emitter("thread.fill_fragment", writes=(0,))
 def _fill(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     b = e.buffer(op.operands[0])
-    text = e.dialect.literal(op["value"], b.type.dtype)  # type: ignore[arg-type]
+    text = e.dialect.literal(op.number("value"), b.type.dtype)
     if b.type.dtype in NARROW:
         text = f"{text} * 0x10001u"
     tiles = b.type.size // (b.type.shape[-1] * b.type.shape[-2])
@@ -47,7 +42,7 @@ def _mma(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     a, b, c = (e.buffer(v) for v in op.operands)
     dtype = a.type.dtype
-    shape: tuple[int, ...] = op["shape"]  # type: ignore[assignment]
+    shape = op.integers("shape")
     if dtype not in _SHAPES.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != "f32":
         raise UnsupportedError(
             "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), summed in f32,"
@@ -57,7 +52,7 @@ def _mma(e: Emission, op: Op) -> None:
     if op["engine"] != "mma":
         raise UnsupportedError(f"thread.mma: expected engine 'mma', got '{op['engine']}'", where=op.loc)
     kind = ("tf32_rounded" if op["rounded"] else "tf32") if dtype == "f32" else dtype
-    tiles = [tile_text(e, f, _exprs(op, f"{role}_item")) for f, role in ((c, "c"), (a, "a"), (b, "b"))]
+    tiles = [tile_text(e, f, op.exprs(f"{role}_item")) for f, role in ((c, "c"), (a, "a"), (b, "b"))]
     e.line(f"{e.need(f'mma_{kind}')}({', '.join(tiles)});")
 
 
@@ -65,7 +60,7 @@ def _mma(e: Emission, op: Op) -> None:
 def _load_fragment(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     frag, memory = (e.buffer(v) for v in op.operands)
-    role, transposed, count = str(op["role"]), bool(op["transposed"]), int(op["count"])  # type: ignore[arg-type]
+    role, transposed, count = str(op["role"]), bool(op["transposed"]), op.integer("count")
     if role not in ROLES or memory.type.rank < 2:
         raise UnsupportedError(
             f"thread.load_fragment: expected role a, b or c and a matrix, got '{role}' of {memory.type}",
@@ -77,7 +72,7 @@ def _load_fragment(e: Emission, op: Op) -> None:
         _ldmatrix(e, frag, memory, op)
         return
     for tile in range(count):
-        at, item = _exprs(op, "at"), _exprs(op, "item")
+        at, item = op.exprs("at"), op.exprs("item")
         if tile:
             step = frag.type.shape[-1]
             at = _shifted(at, step if transposed else 0, 0 if transposed else step)
@@ -93,7 +88,7 @@ def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
     if dtype == "f32" and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False
     row = _ROW_BYTES // itemsize(dtype)
-    return memory.type.shape[-1] % row == 0 and e.alignment(memory, _exprs(op, "at"), row) == row
+    return memory.type.shape[-1] % row == 0 and e.alignment(memory, op.exprs("at"), row) == row
 
 
 def _shifted(at: Index, row: Expr, column: Expr) -> Index:
@@ -102,7 +97,7 @@ def _shifted(at: Index, row: Expr, column: Expr) -> Index:
 
 def _ldmatrix(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> None:
     """Lane i names the start of row i % 8 of matrix i / 8; the k-th matrix goes to the k-th register."""
-    role, transposed, count = str(op["role"]), bool(op["transposed"]), int(op["count"])  # type: ignore[arg-type]
+    role, transposed, count = str(op["role"]), bool(op["transposed"]), op.integer("count")
     half = _ROW_BYTES // itemsize(frag.type.dtype)  # elements of one row of a matrix
     low, high = _LANE % 8, _LANE // 16 * 8
     place: tuple[Expr, Expr]
@@ -120,8 +115,8 @@ def _ldmatrix(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> None:
         kind += "_tf32"
     function = e.need(f"ldmatrix_x{registers_filled}{kind}")
     with e.known({"lane": (0, 31)}):
-        source = e.element(memory, _shifted(_exprs(op, "at"), *place))
-        e.line(f"{function}({tile_text(e, frag, _exprs(op, 'item'))}, &{source});")
+        source = e.element(memory, _shifted(op.exprs("at"), *place))
+        e.line(f"{function}({tile_text(e, frag, op.exprs('item'))}, &{source});")
 
 
 def _load_elements(e: Emission, frag: BufferRef, memory: BufferRef, op: Op, at: Index, item: Index) -> None:
@@ -150,7 +145,7 @@ def _store_fragment(e: Emission, op: Op) -> None:
             f"ends in a row and a column entry, got {frag.type}, {memory.type} and {len(mask)} entries",
             where=op.loc,
         )
-    at, transposed = _exprs(op, "at"), bool(op["transposed"])
+    at, transposed = op.exprs("at"), bool(op["transposed"])
     with e.known({"lane.row": (0, 7), "lane.pair": (0, 3)}):
         places = [place for (place,) in lane_elements(frag.type, "c")]
         if not mask and not transposed and e.alignment(memory, _shifted(at, *places[0]), 2) == 2:
@@ -167,14 +162,14 @@ def _store_fragment(e: Emission, op: Op) -> None:
             if condition != "0":
                 guard = f"if ({condition}) " if condition else ""
                 target = e.element(memory, _shifted(at, *((column, row) if transposed else (row, column))))
-                e.line(f"{guard}{target} = {register_text(e, frag, _exprs(op, 'item'), i)};")
+                e.line(f"{guard}{target} = {register_text(e, frag, op.exprs('item'), i)};")
 
 
 def _store_pairs(
     e: Emission, frag: BufferRef, memory: BufferRef, op: Op, places: list[tuple[Expr, Expr]]
 ) -> None:
     """Two neighbouring columns, which a lane holds, in one access."""
-    at, item = _exprs(op, "at"), _exprs(op, "item")
+    at, item = op.exprs("at"), op.exprs("item")
     for i in range(0, len(places), 2):
         both = [register_text(e, frag, item, i + k) for k in (0, 1)]
         target = e.element(memory, _shifted(at, *places[i]))

@@ -41,11 +41,11 @@ def array_extents(shape: Sequence[int]) -> str:
 @emitter("thread.load")
 def _load(e: Emission, op: Op) -> None:
     b = e.buffer(op.operands[0])
-    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
-    lanes = int(op["lanes"])  # type: ignore[arg-type]
+    at = op.exprs("at")
+    lanes = op.integer("lanes")
     condition = e.condition(op)
     dtype = b.type.dtype
-    other = e.dialect.literal(op["other"], dtype)  # type: ignore[arg-type]
+    other = e.dialect.literal(op.number("other"), dtype)
     if condition == "0":
         e.bind_lanes(op.result, [other] * lanes, hint=b.name)
         return
@@ -90,7 +90,7 @@ def _store(e: Emission, op: Op) -> None:
 def _write(e: Emission, op: Op) -> None:
     value, target = op.operands
     b, lanes = e.buffer(target), e.scalar_type(value).lanes
-    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    at = op.exprs("at")
     if lanes == 1:
         e.line(f"{e.element(b, at)} = {e.value(value).parts[0]};")
     elif e.dialect.native_vectors:
@@ -110,7 +110,7 @@ def _atomic_add(e: Emission, op: Op) -> None:
         raise UnsupportedError(
             f"thread.atomic_add: expected 32 or 64 bit elements, got {b.type}", where=op.loc
         )
-    at: tuple[Expr, ...] = op["at"]  # type: ignore[assignment]
+    at = op.exprs("at")
     function = f"atomic_add_{b.type.dtype}"
     if e.dialect.native_vectors:
         function += f"_{'local' if b.type.space == 'shared' else 'global'}"
@@ -127,9 +127,9 @@ def _atomic_add(e: Emission, op: Op) -> None:
 @emitter("thread.copy_async", writes=(1,))
 def _copy_async(e: Emission, op: Op) -> None:
     source, target = (e.buffer(v) for v in op.operands)
-    src: tuple[Expr, ...] = op["src"]  # type: ignore[assignment]
-    dst: tuple[Expr, ...] = op["dst"]  # type: ignore[assignment]
-    lanes, condition = int(op["lanes"]), e.condition(op)  # type: ignore[arg-type]
+    src = op.exprs("src")
+    dst = op.exprs("dst")
+    lanes, condition = op.integer("lanes"), e.condition(op)
     size = itemsize(source.type.dtype)
     if lanes * size not in ASYNC_BYTES:
         raise UnsupportedError(
@@ -175,7 +175,7 @@ def _async_commit(e: Emission, op: Op) -> None:
 def _async_wait(e: Emission, op: Op) -> None:
     if not e.dialect.native_vectors:
         function = e.need("async_wait", "")
-        e.line(f"{function}<{int(op['pending'])}>();")  # type: ignore[arg-type]
+        e.line(f"{function}<{op.integer('pending')}>();")
 
 
 @emitter("thread.gather")
@@ -183,7 +183,7 @@ def _gather(e: Emission, op: Op) -> None:
     b = e.buffer(op.operands[0])
     condition = e.condition(op)
     dtype = b.type.dtype
-    other = e.dialect.literal(op["other"], dtype)  # type: ignore[arg-type]
+    other = e.dialect.literal(op.number("other"), dtype)
     if condition == "0":
         e.bind(op.result, [other], hint=b.name)
         return

@@ -120,13 +120,13 @@ def constant(e: Emission, value: float | int | bool, dtype: str) -> EmittedValue
 
 @emitter("scalar.const")
 def _const(e: Emission, op: Op) -> None:
-    e.held[op.result] = constant(e, op["value"], str(op["dtype"]))  # type: ignore[arg-type]
+    e.held[op.result] = constant(e, op.number("value"), str(op["dtype"]))
 
 
 @emitter("scalar.index")
 def _index(e: Emission, op: Op) -> None:
     dtype = e.scalar_type(op.result).dtype
-    text = e.index.render(op["at"], e.ranges)  # type: ignore[arg-type]
+    text = e.index.render(op.expr("at"), e.ranges)
     if dtype in FLOATS:
         e.bind(
             op.result,
@@ -151,7 +151,7 @@ def _broadcast(e: Emission, op: Op) -> None:
 @emitter("scalar.extract")
 def _extract(e: Emission, op: Op) -> None:
     lanes = e.scalar_type(op.operands[0]).lanes
-    lane = int(op["lane"])  # type: ignore[arg-type]
+    lane = op.integer("lane")
     if not 0 <= lane < lanes:
         raise UnsupportedError(f"scalar.extract: expected a lane below {lanes}, got {lane}", where=op.loc)
     e.held[op.result] = EmittedValue((e.lanes_of(op.operands[0], lanes)[lane],))

@@ -97,7 +97,7 @@ def _lives(func: Func) -> dict[Value, tuple[int, int]]:
 
 def _alignment(op: Op) -> int:
     least = SWIZZLED_ALIGNMENT if op["swizzled"] else SHARED_ALIGNMENT
-    return max(least, int(op["align"]))  # type: ignore[arg-type]
+    return max(least, op.integer("align"))
 
 
 def _allocates(op: Op) -> bool:

@@ -40,7 +40,7 @@ def _shuffle(e: Emission, op: Op) -> None:
             where=op.loc,
         )
     t = e.scalar_type(op.result)
-    offset = e.index.render(op["offset"], e.ranges)  # type: ignore[arg-type]
+    offset = e.index.render(op.expr("offset"), e.ranges)
     texts = []
     for text in e.lanes_of(op.operands[0], t.lanes):
         sent = text if t.dtype == "bool" or itemsize(t.dtype) >= 4 else f"(int){text}"
@@ -69,22 +69,17 @@ def _multiply(e: Emission, op: Op) -> None:
     row = b.type.shape[-1] * itemsize(b.type.dtype)
     function = e.need(f"wgmma_{a.type.dtype}{'_held' if held else ''}_{columns * c.type.shape[3]}")
     e.line("{")
-    right = _tile(e, "right", b, _index(op, "b_at"))
-    left = "" if held else _tile(e, "left", a, _index(op, "a_at"))
+    right = _tile(e, "right", b, op.exprs("b_at"))
+    left = "" if held else _tile(e, "left", a, op.exprs("a_at"))
     e.line(f"{e.need('wgmma_begin')}();")
     for step in range(1 if held else row // MMA_K_BYTES):
         along = step * MMA_K_BYTES // _UNIT_BYTES
         for i in range(rows):
             down = i * GROUP_M * row // _UNIT_BYTES
-            first = tile_text(e, a, (*_index(op, "a_at"), i)) if held else f"{left} + {down + along}"
+            first = tile_text(e, a, (*op.exprs("a_at"), i)) if held else f"{left} + {down + along}"
             e.line(f"{function}({tile_text(e, c, (i, 0))}, {first}, {right} + {along});")
     e.line(f"{e.need('wgmma_commit')}();")
     e.line("}")
-
-
-def _index(op: Op, name: str) -> tuple[Expr, ...]:
-    found: tuple[Expr, ...] = op[name]  # type: ignore[assignment]
-    return found
 
 
 def _tile(e: Emission, name: str, memory: BufferRef, at: tuple[Expr, ...]) -> str:
@@ -100,7 +95,7 @@ def _tile(e: Emission, name: str, memory: BufferRef, at: tuple[Expr, ...]) -> st
 @emitter("thread.warpgroup_wait", writes=(0,))
 def _wait(e: Emission, op: Op) -> None:
     cuda_only(e, op)
-    sums, pending = e.buffer(op.operands[0]), int(op["pending"])  # type: ignore[arg-type]
+    sums, pending = e.buffer(op.operands[0]), op.integer("pending")
     e.line(f"{e.need('wgmma_wait', '')}<{pending}>();")
     if not pending:
         tiles = sums.type.size // (sums.type.shape[-1] * sums.type.shape[-2])
@@ -116,8 +111,8 @@ def _publish(e: Emission, op: Op) -> None:
 @emitter("thread.round_shared", writes=(0,))
 def _round(e: Emission, op: Op) -> None:
     cuda_only(e, op)
-    tile, lanes = e.buffer(op.operands[0]), int(op["lanes"])  # type: ignore[arg-type]
+    tile, lanes = e.buffer(op.operands[0]), op.integer("lanes")
     function = e.need("round_tf32")
     for lane in range(lanes):
-        place = e.element(tile, _index(op, "at"), lane)
+        place = e.element(tile, op.exprs("at"), lane)
         e.line(f"{place} = {function}({place});")

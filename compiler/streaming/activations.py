@@ -114,7 +114,7 @@ class OnStorage:
     """One window; between steps the values of all micro-batches are in a scratch file.
 
     A piece of the file holds what one step makes of one micro-batch, until no later step reads it: then a
-    step that makes alike values takes the piece over. The network's inputs stay the caller's.
+    step that makes values of the same types takes the piece over. The network's inputs stay the caller's.
     """
 
     def __init__(

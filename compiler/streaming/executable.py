@@ -126,7 +126,7 @@ class StreamedExecutable:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """One caller at a time, errors told as public ones; after a failure the device is opened anew."""
+        """One caller at a time; after a failure the device is opened anew."""
         with self._lock:
             try:
                 yield

@@ -81,7 +81,8 @@ def predict(
     """Follow the visits through the pipeline.
 
     A read needs a free buffer, a copy its data and a slot that no kernel uses, a kernel the copy. Where all
-    steps are alike this is max(storage, copy, compute) per step plus the time to fill and drain the pipeline.
+    steps take the same time, this is max(storage, copy, compute) per step plus the time to fill and drain the
+    pipeline.
 
     Steps that are resident take no time for storage and copies. staged: whether reads land in buffers of
     their own, free when they are copied, or in the slots themselves, free when kernels are done.

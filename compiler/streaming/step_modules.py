@@ -1,4 +1,4 @@
-"""Steps as modules of their own, named alike, and where the values between them lie in device memory."""
+"""Steps as modules with the same names everywhere, and where the values between them lie in device memory."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class _Splitter:
         most = self._limit // max(1, value.tensor.nbytes // count)
         if most < 1:
             return None
-        # Even pieces: steps that are alike share a plan.
+        # Even pieces: equal steps share a plan.
         number = -(-count // most)
         bounds = [count * i // number for i in range(number + 1)]
         return _Table(str(op["name"]), tuple(itertools.pairwise(bounds)))
@@ -131,7 +131,7 @@ def choose_cuts(line: Line, weight_limit: float) -> list[tuple[int, int]] | None
 
     Exact dynamic programming over all cuts. What counts first are the steps and the bytes of values that
     cross cuts, a step as much as the median of all cuts: a few more steps are better than cuts inside blocks.
-    Of equal ones the most even steps (least sum of squared weights) are taken, which tend to be alike and to
+    Of equal ones the most even steps (least sum of squared weights) are taken, which tend to be equal and to
     share a plan.
     """
     count = len(line.ops)

@@ -1,4 +1,4 @@
-"""Offsets for buffers that clash pairwise as told: greedy placement in several orders, the best improved."""
+"""Offsets for buffers of which given pairs clash: greedy placement in several orders, the best improved."""
 
 from __future__ import annotations
 

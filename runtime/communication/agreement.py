@@ -55,7 +55,7 @@ def communications(plan: ExecutionPlan) -> dict[int, CommunicationKernel]:
 def agree(communicator: AnyCommunicator, facts: Mapping[str, str], plan: ExecutionPlan) -> None:
     """Compare the programs of all ranks; a collective of the world.
 
-    Raises `DisagreementError`, on all ranks alike, where they do not belong together, and
+    Raises the same `DisagreementError` on all ranks where they do not belong together, and
     `CommunicationError` where ranks do not come.
     """
     program = RankProgram(communicator.rank, communicator.size, facts, list(communications(plan).values()))
@@ -79,7 +79,7 @@ def find_disagreements(programs: Sequence[RankProgram]) -> Iterator[str]:
 
 
 def _other_facts(programs: Sequence[RankProgram]) -> Iterator[str]:
-    """Facts in which the ranks differ: the few are told against the many."""
+    """Yield facts in which the ranks differ, each with the ranks of the minority."""
     names = dict.fromkeys(name for p in programs for name in ("world size", *p.facts))
     for name in names:
         values = [str(p.size) if name == "world size" else p.facts.get(name, "nothing") for p in programs]

@@ -41,7 +41,7 @@ class PendingCommunication(Protocol):
 class Communicator(Protocol[Place_contra]):
     """The ranks of one world, seen from one of them.
 
-    Two kinds of memory, told apart by `space`. `host`: places are contiguous one-dimensional NumPy arrays;
+    Two kinds of memory, named by `space`. `host`: places are contiguous one-dimensional NumPy arrays;
     `start` posts the messages and returns, `finish` waits for them, on whichever thread calls it, one at a
     time. `cuda`: places are device addresses (integers); `start` enqueues the communication on `stream` and
     returns, so what is enqueued there afterwards runs after it; `finish` waits for nothing (the stream does),

@@ -19,7 +19,7 @@ from tilewright.runtime.errors import CommunicationError, DeviceMissingError, Pe
 
 #: tags on the communicator that carries no data of plans
 _FAILURE, _TEXT = 1, 2
-#: bytes of a failure's reason that are told
+#: bytes of a failure's reason that are sent
 _REASON_BYTES = 1_000
 #: seconds that `fail` gives its messages to leave
 _LEAVE_S = 0.5
@@ -121,7 +121,7 @@ class MpiCommunicator(HostWorld):
         for peer in range(self.size):
             if peer != self.rank and (reason := self._receive(peer, _FAILURE)) is not None:
                 self._failures.setdefault(peer, reason)
-        # A rank that fails for what another told is no cause: the peers' peers matter as well.
+        # A rank that fails because another did is no cause: the peers' peers matter as well.
         for peer in dict.fromkeys((*peers, *self._failures)):
             if peer in self._failures:
                 raise PeerFailedError(
@@ -154,7 +154,7 @@ class MpiCommunicator(HostWorld):
             time.sleep(LONGEST_SLEEP_S)
 
     def state_of(self, peer: int) -> str:
-        return self._processes[peer].describe() if self._processes else "which has not told its process"
+        return self._processes[peer].describe() if self._processes else "whose process is unknown"
 
     def fail(self, reason: str) -> None:
         if not self.broken:

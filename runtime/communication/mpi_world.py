@@ -55,7 +55,7 @@ def open_world(timeout_s: float | None = None) -> MpiCommunicator:
 
 
 def _limit_threads(communicator: MpiCommunicator) -> None:
-    """Give every rank of a machine its share of the cores, where OpenCL has not been told otherwise."""
+    """Give every rank of a machine its share of the cores, where nothing else was set for OpenCL."""
     cores = os.cpu_count() or 1  # of the whole machine
     allowed = usable_cores()
     # Fewer than there are: mpirun has given this rank cores of its own.
@@ -76,8 +76,8 @@ def together(communicator: MpiCommunicator, exit_code: Callable[[BaseException],
         if communicator.broken:
             return  # its own sentence is on its way; what does not end by itself mpirun kills
         gone = communicator.gone()
-        told = f"rank {gone[0]} is gone" if gone else "mpirun ends all ranks"
-        print(f"error: rank {communicator.rank}: stopped, because {told}", file=sys.stderr, flush=True)
+        reason = f"rank {gone[0]} is gone" if gone else "mpirun ends all ranks"
+        print(f"error: rank {communicator.rank}: stopped, because {reason}", file=sys.stderr, flush=True)
         os._exit(1)
 
     before = signal.signal(signal.SIGTERM, end)

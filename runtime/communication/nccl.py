@@ -236,10 +236,10 @@ class NcclCommunicator:
             raise InputError(f"rank {self.rank}: {doing}: no communicator was opened for {kernel.describe()}")
         calls = calls_of(kernel, operands, results, self.rank)
         if calls:
-            told = f"{doing}, {kernel.describe()}"
+            work = f"{doing}, {kernel.describe()}"
             with self._failing():
-                self._issue(calls, handle, stream, told)
-                self._settle(handle, calls[0].function, told, kernel.peers)
+                self._issue(calls, handle, stream, work)
+                self._settle(handle, calls[0].function, work, kernel.peers)
         return Queued()
 
     def _check(self, kernel: CommunicationKernel, doing: str) -> None:

@@ -1,4 +1,4 @@
-"""One GPU's primary context: every driver call checked, its failures told as errors of ours."""
+"""One GPU's primary context: every driver call is checked, and its failures become our errors."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class CudaDevice(Closable):
         """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here.
 
         communicator: where it is between host memory, loading is a collective of all its ranks, in which NCCL
-            connects their GPUs. Raises `DisagreementError`, on all ranks alike, where two of them have one
+            connects their GPUs. Raises the same `DisagreementError` on all ranks where two of them have one
             GPU or where their plans would wait for one another.
         """
         self._check(plan)

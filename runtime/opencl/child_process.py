@@ -33,7 +33,7 @@ def end_child(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(BrokenPipeError):  # what it was told last cannot reach it any more
+        with suppress(BrokenPipeError):  # the last order cannot reach it any more
             pipe.close()
 
 

@@ -109,7 +109,7 @@ class Prover:
         try:
             self._ask(groups)
         except _TogetherError as crash:
-            # Alone, the kernel at fault can be told.
+            # One at a time, the kernel at fault is known.
             self._ask([[order] for group in groups for order in group], keep=False)
             self._end()
             raise KernelBuildError(str(crash)) from None
@@ -120,7 +120,7 @@ class Prover:
         assert process.stdin is not None
         at: list[str] = []
         try:
-            with contextlib.suppress(BrokenPipeError):  # its end is told of below
+            with contextlib.suppress(BrokenPipeError):  # its end is reported below
                 process.stdin.write(json.dumps(groups).encode() + b"\n")
                 process.stdin.flush()
             for answer in _answers(process, self._most_s):

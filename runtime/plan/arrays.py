@@ -87,7 +87,7 @@ def _from_host_dlpack(value: Any, buffer: Buffer, what: str) -> Array:
 
 
 def export_dlpack(value: Any, buffer: Buffer, what: str, **options: int) -> object:
-    """The capsule of a DLPack producer, its refusals (gradients, odd memory) told as `InputError`."""
+    """The capsule of a DLPack producer, its refusals (gradients, odd memory) as `InputError`."""
     try:
         return value.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

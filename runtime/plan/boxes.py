@@ -1,4 +1,4 @@
-"""Buffers as boxes of the arrays they lie in, so that neighbours in memory are told apart exactly."""
+"""Buffers as boxes of the arrays they lie in, so that neighbours in memory are distinguished exactly."""
 
 from __future__ import annotations
 
