@@ -53,11 +53,19 @@ def broadcast_read(shape: Sequence[int], names: Sequence[str], domain: Sequence[
 Fill = Sequence[float | int | bool | None]
 
 
-def elementwise(b: Builder, operands: Sequence[Value], result: TensorType, body: Body) -> Value:
-    """A tensor.map over the result's shape with broadcast reads."""
+def elementwise(
+    b: Builder,
+    operands: Sequence[Value],
+    result: TensorType,
+    body: Body,
+    reads: Sequence[Sequence[Expr]] | None = None,
+    fill: Fill = (),
+) -> Value:
+    """A tensor.map over i0, i1, ... of the result; operands broadcast to it where no reads are given."""
     names = dim_names(result.rank)
-    reads = [broadcast_read(v.tensor.shape, names, result.shape) for v in operands]
-    return mapped(b, operands, result, dict(zip(names, result.shape, strict=True)), reads, body)
+    if reads is None:
+        reads = [broadcast_read(v.tensor.shape, names, result.shape) for v in operands]
+    return mapped(b, operands, result, dict(zip(names, result.shape, strict=True)), reads, body, fill)
 
 
 def mapped(
@@ -132,8 +140,7 @@ def _with_elements(
 
 def nothing(b: Builder, result: TensorType) -> Value:
     """An empty tensor: a map without points."""
-    par = dict(zip(dim_names(result.rank), result.shape, strict=True))
-    return mapped(b, [], result, par, [], lambda i, p: i.const(zero(result.dtype), result.dtype))
+    return elementwise(b, [], result, lambda i, p: i.const(zero(result.dtype), result.dtype))
 
 
 def looked_up(

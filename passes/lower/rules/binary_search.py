@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Sym, TensorType, Value
-from tilewright.passes.lower.lowering import dim_names, looked_up, mapped, point_names
+from tilewright.passes.lower.lowering import dim_names, elementwise, looked_up, point_names
 from tilewright.passes.lower.rules.orders import Order
 from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
@@ -49,4 +49,4 @@ def _element(b: Builder, ordered: Value, place: Value, after: int) -> Value:
 def _map(b: Builder, t: TensorType, operands: Sequence[Value], body: Body) -> Value:
     names = dim_names(t.rank)
     reads = [tuple(map(Sym, names))] * len(operands)
-    return mapped(b, operands, t, dict(zip(names, t.shape, strict=True)), reads, body)
+    return elementwise(b, operands, t, body, reads)

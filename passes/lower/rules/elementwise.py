@@ -14,7 +14,6 @@ from tilewright.passes.lower.lowering import (
     dim_names,
     elementwise,
     lowering,
-    mapped,
     result_type,
 )
 from tilewright.passes.lower.scalars import Scalar, Scalars
@@ -74,7 +73,7 @@ def prelu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         positive = p[0] > 0
         return positive.select(p[0], p[0] * p[1])
 
-    return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
+    return [elementwise(b, x, t, body, reads)]
 
 
 @lowering("graph.clip")

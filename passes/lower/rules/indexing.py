@@ -9,9 +9,9 @@ from tilewright.ir.expr import maximum, minimum
 from tilewright.passes.lower.lowering import (
     broadcast_read,
     dim_names,
+    elementwise,
     looked_up,
     lowering,
-    mapped,
     point_names,
     result_type,
 )
@@ -107,4 +107,4 @@ def one_hot(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return here.select(i.cast(p[1], t.dtype), i.cast(p[2], t.dtype))
 
     reads = [tuple(Sym(n) for d, n in enumerate(names) if d != axis), (), ()]
-    return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
+    return [elementwise(b, x, t, body, reads)]

@@ -9,8 +9,8 @@ from tilewright.passes.lower.lowering import (
     accumulated,
     converted,
     dim_names,
+    elementwise,
     lowering,
-    mapped,
     multiply_add,
     reduced,
     result_type,
@@ -56,6 +56,5 @@ def bias_add(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     result = result_type(op)
     names = dim_names(result.rank)
     axis = names[op.integer("axis") % result.rank]
-    par = dict(zip(names, result.shape, strict=True))
     reads = [tuple(map(Sym, names)), (Sym(axis),)]
-    return [mapped(b, x, result, par, reads, lambda i, p: p[0] + p[1])]
+    return [elementwise(b, x, result, lambda i, p: p[0] + p[1], reads)]

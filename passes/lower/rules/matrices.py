@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import zero
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, result_type
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
@@ -25,7 +25,7 @@ def trilu(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return inside.select(p[0], 0)
 
     reads: list[Sequence[Expr]] = [tuple(map(Sym, names)), *((0,) * k.tensor.rank for k in x[1:])]
-    return [mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body)]
+    return [elementwise(b, x, t, body, reads)]
 
 
 @lowering("graph.matrix_set_diag")
@@ -60,4 +60,4 @@ def matrix_set_diag(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     operands = [x[0], *[x[1]] * len(sides)]
     reads = [tuple(map(Sym, names)), *((*batch, *line, place) for place in sides)]
     fill = (None, *[zero(t.dtype)] * len(sides))
-    return [mapped(b, operands, t, dict(zip(names, t.shape, strict=True)), reads, body, fill)]
+    return [elementwise(b, operands, t, body, reads, fill)]

@@ -9,6 +9,7 @@ from tilewright.passes.lower.lowering import (
     accumulated,
     added,
     dim_names,
+    elementwise,
     lowering,
     mapped,
     reduced,
@@ -23,7 +24,6 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     t = result_type(op)
     names = dim_names(t.rank)
     axis = Sym(names[op.integer("axis") % t.rank])
-    par = dict(zip(names, t.shape, strict=True))
     reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
 
     acc = accumulated(t).dtype
@@ -35,7 +35,7 @@ def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         v = v * gamma if op["scale"] else v
         return i.cast(v + beta if op["center"] else v, t.dtype)
 
-    return [mapped(b, x, t, par, reads, body)]
+    return [elementwise(b, x, t, body, reads)]
 
 
 @lowering("graph.lrn")
@@ -65,7 +65,7 @@ def lrn(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return i.cast(quotient, t.dtype)
 
     whole = tuple(map(Sym, names))
-    return [mapped(b, [x[0], sums], t, par, [whole, whole], body)]
+    return [elementwise(b, [x[0], sums], t, body, [whole, whole])]
 
 
 @lowering("graph.softmax", "graph.log_softmax")
@@ -92,19 +92,15 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         powers = mapped(b, [x[0], peak], acc, par, [whole, row], lambda i, p: shifted(i, p).apply("exp"))
         sums = reduced(b, "tensor.reduce", [powers], row_type, rows, column, [whole], added)
         return [
-            mapped(
-                b, [powers, sums], t, par, [whole, row],
-                lambda i, p: i.cast(p[0] / p[1], t.dtype),
-            )
+            elementwise(b, [powers, sums], t, lambda i, p: i.cast(p[0] / p[1], t.dtype), [whole, row])
         ]  # fmt: skip
     centred = mapped(b, [x[0], peak], acc, par, [whole, row], shifted)
     sums = reduced(
         b, "tensor.reduce", [centred], row_type, rows, column, [whole],
         lambda i, p: p[0].apply("exp") + p[1],
     )  # fmt: skip
-    return [
-        mapped(
-            b, [centred, sums], t, par, [whole, row],
-            lambda i, p: i.cast(p[0] - p[1].apply("log"), t.dtype),
-        )
-    ]  # fmt: skip
+
+    def logarithm(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0] - p[1].apply("log"), t.dtype)
+
+    return [elementwise(b, [centred, sums], t, logarithm, [whole, row])]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.expr import maximum, minimum
 from tilewright.ir.graph_ops.operands import zero
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, result_type
 from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
@@ -26,10 +26,9 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         ]
         return [moved(b, x[0], t, read)]
     at: list[Expr] = [Sym(d) - lo for d, lo in zip(names, before, strict=True)]
-    par = dict(zip(names, t.shape, strict=True))
     if len(x) == 1:
         fill = type(zero(t.dtype))(op.number("pad_value"))
-        return [mapped(b, x, t, par, [at], lambda i, p: p[0], (fill,))]
+        return [elementwise(b, x, t, lambda i, p: p[0], [at], (fill,))]
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         out = p[0]
@@ -42,7 +41,7 @@ def pad(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
                 out = below.select(out, p[1])
         return out
 
-    return [mapped(b, x, t, par, [at, (0,) * x[1].tensor.rank], body, (zero(t.dtype), None))]
+    return [elementwise(b, x, t, body, [at, (0,) * x[1].tensor.rank], (zero(t.dtype), None))]
 
 
 def _mirrored(i: Expr, before: int, size: int, mode: str) -> Expr:

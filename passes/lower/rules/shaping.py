@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.ir.simplify import simplify
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, result_type
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
@@ -17,8 +17,8 @@ def _same(i: Scalars, p: Sequence[Scalar]) -> Scalar:
 
 def moved(b: Builder, x: Value, result: TensorType, read: Sequence[Expr]) -> Value:
     """A copy of `x` whose element (i0, i1, ...) is x[read]."""
-    names = dim_names(result.rank)
-    return mapped(b, [x], result, dict(zip(names, result.shape, strict=True)), [tuple(read)], _same)
+    dim_names(result.rank)
+    return elementwise(b, [x], result, _same, [tuple(read)])
 
 
 def reshaped(b: Builder, x: Value, result: TensorType) -> Value:
@@ -80,7 +80,7 @@ def _joined(
             out = here.select(p[k], out)
         return out
 
-    return mapped(b, x, t, dict(zip(names, t.shape, strict=True)), reads, body, fill if len(x) > 1 else ())
+    return elementwise(b, x, t, body, reads, fill if len(x) > 1 else ())
 
 
 @lowering("graph.split")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
-from tilewright.passes.lower.lowering import dim_names, lowering, mapped, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, mapped, result_type
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
@@ -37,8 +37,7 @@ def unravel_index(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         return first.select(coordinate % p[1], coordinate) if extents else p[0]
 
     reads: list[tuple[Expr, ...]] = [tuple(map(Sym, names[1:])), *((d,) for d in extents)]
-    par = dict(zip(names, t.shape, strict=True))
-    return [mapped(b, [indices, *[shape] * len(extents)], t, par, reads, body)]
+    return [elementwise(b, [indices, *[shape] * len(extents)], t, body, reads)]
 
 
 @lowering("graph.sparse_reshape")

@@ -11,8 +11,8 @@ from tilewright.passes.lower.lowering import (
     accumulated,
     added,
     dim_names,
+    elementwise,
     lowering,
-    mapped,
     quotient,
     reduced,
     result_type,
@@ -69,7 +69,7 @@ def _standardised(
         return i.cast(a + beta if op["center"] else a, t.dtype)
 
     reads = [tuple(map(Sym, names)), axis, axis, tuple(at), tuple(at)]
-    return mapped(b, [*x, *moments], t, dict(zip(names, t.shape, strict=True)), reads, body)
+    return elementwise(b, [*x, *moments], t, body, reads)
 
 
 @lowering("graph.layer_norm", "graph.instance_norm")
@@ -112,4 +112,4 @@ def l2_normalize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = dim_names(t.rank)
     reads = [tuple(map(Sym, names)), _kept(t.rank, axes)]
     squares = _folded(b, x, axes, square)
-    return [mapped(b, [x[0], squares], t, dict(zip(names, t.shape, strict=True)), reads, body)]
+    return [elementwise(b, [x[0], squares], t, body, reads)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.ir import Builder, Expr, Op, Sym, Value
 from tilewright.ir.graph_ops.layouts import SPATIAL
-from tilewright.passes.lower.lowering import dim_names, mapped, result_type
+from tilewright.passes.lower.lowering import dim_names, elementwise, result_type
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 #: dimension of the iteration domain that counts the windows along a spatial dimension
@@ -57,5 +57,4 @@ def divided(b: Builder, sums: Value, op: Op, counts: Mapping[str, Expr]) -> Valu
         taps = i.index(total, "i32").max(1)
         return i.cast(i.value(division, p[0], i.cast(taps, acc)), t.dtype)
 
-    par = dict(zip(names, t.shape, strict=True))
-    return mapped(b, [sums], t, par, [tuple(map(Sym, names))], body)
+    return elementwise(b, [sums], t, body, [tuple(map(Sym, names))])
