@@ -45,7 +45,7 @@ class Linear:
         return out + self.constant
 
 
-class _Scope(dict[str, tuple[int, int]]):
+class _KnownRanges(dict[str, tuple[int, int]]):
     """Ranges with the linear forms found under them: kernels ask for the same ones thousands of times."""
 
     __slots__ = ("forms",)
@@ -55,20 +55,20 @@ class _Scope(dict[str, tuple[int, int]]):
         self.forms: dict[BinOp, Linear] = {}
 
 
-_SCOPES: dict[tuple[tuple[str, tuple[int, int]], ...], _Scope] = {}
+_SCOPES: dict[tuple[tuple[str, tuple[int, int]], ...], _KnownRanges] = {}
 #: more ranges than these are not remembered, nor more forms under equal ranges
 _MOST_SCOPES, _MOST_FORMS = 256, 4096
 
 
-def _scope_of(ranges: Ranges) -> _Scope:
-    if isinstance(ranges, _Scope):
+def _scope_of(ranges: Ranges) -> _KnownRanges:
+    if isinstance(ranges, _KnownRanges):
         return ranges
     key = tuple(ranges.items())
     scope = _SCOPES.get(key)
     if scope is None:
         if len(_SCOPES) >= _MOST_SCOPES:
             _SCOPES.clear()
-        scope = _SCOPES[key] = _Scope(ranges)
+        scope = _SCOPES[key] = _KnownRanges(ranges)
     return scope
 
 

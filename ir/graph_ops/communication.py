@@ -25,7 +25,7 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class HaloPiece:
     """Rows [start, end) of the whole tensor, taken from the member at position `member` of `ranks`."""
 
     member: int
@@ -33,7 +33,7 @@ class Piece:
     end: int
 
 
-def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int) -> tuple[Piece, ...]:
+def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int) -> tuple[HaloPiece, ...]:
     """Return where the rows needed[rank] come from, in rising order: own rows, else the first owner's.
 
     Neighbouring rows of one member are one piece. Raises InputError where nobody owns a needed row.
@@ -42,7 +42,7 @@ def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int
     cuts = {low, high, *(c for interval in owned for c in interval if low < c < high)}
     bounds = sorted(cuts)
     order = [rank, *(m for m in range(len(owned)) if m != rank)]
-    out: list[Piece] = []
+    out: list[HaloPiece] = []
     for start, end in pairwise(bounds):
         member = next((m for m in order if owned[m][0] <= start and end <= owned[m][1]), None)
         owned_here = member is not None
@@ -51,7 +51,7 @@ def halo_pieces(owned: Sequence[Interval], needed: Sequence[Interval], rank: int
         assert member is not None
         if out and out[-1].member == member:
             start = out.pop().start
-        out.append(Piece(member, start, end))
+        out.append(HaloPiece(member, start, end))
     return tuple(out)
 
 

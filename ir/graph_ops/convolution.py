@@ -1,4 +1,4 @@
-"""Convolution over one, two or three spatial dimensions: groups, depthwise, dilation, layouts."""
+"""Convolutions over one, two or three spatial dimensions: groups, depthwise, dilation, layouts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def layout_attr(spatial: int) -> AttrDef:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolution:
+class ConvolutionGeometry:
     """The extents of one convolution: per group, `channels` inputs and `filters` outputs."""
 
     batch: int
@@ -73,7 +73,7 @@ class Convolution:
         return self.batch, self.groups * self.filters, *(w.count for w in self.windows)
 
 
-def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int) -> Convolution:
+def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int) -> ConvolutionGeometry:
     """The extents of a convolution of these types; raises InputError where they do not fit.
 
     Depthwise kernels may also come as [channels, multiplier, h, w] (in OIHW), as Relay writes them; then
@@ -94,7 +94,7 @@ def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int) -> 
     require(fits, f"expected {c // groups} input channels per group in the kernel, got {i} ({x}, {w})")
     along = windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"])
     filters = i if multiplied else k // groups
-    return Convolution(n, groups, c // groups, filters, along, multiplied)
+    return ConvolutionGeometry(n, groups, c // groups, filters, along, multiplied)
 
 
 def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -185,13 +185,13 @@ def _new_groups(operands: Sequence[Dims], attrs: Attrs) -> Mapping[str, Attr]:
     return {"groups": channels.new} if depthwise else {}
 
 
-def convolve(x: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
+def convolve(x: np.ndarray, w: np.ndarray, g: ConvolutionGeometry) -> np.ndarray:
     """Convolution of data [N, C, ..] with a kernel [O, I, ..], one matrix product per sample and group."""
     taps = sliding(padded(x, g.windows, 0), g.windows)
     return multiplied_taps(taps, w, g).reshape(g.result)
 
 
-def multiplied_taps(taps: np.ndarray, w: np.ndarray, g: Convolution) -> np.ndarray:
+def multiplied_taps(taps: np.ndarray, w: np.ndarray, g: ConvolutionGeometry) -> np.ndarray:
     """[N, groups, filters, points] from elements [N, C, taps.., windows..] and a kernel [O, I, taps..]."""
     inner = g.channels * prod(v.kernel for v in g.windows)
     points = prod(v.count for v in g.windows)

@@ -12,7 +12,7 @@ from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import (
-    Convolution,
+    ConvolutionGeometry,
     convolution_of,
     layout_attr,
     multiplied_taps,
@@ -28,7 +28,7 @@ from tilewright.ir.types import TensorType, Type, numpy_dtype
 
 def deformable_convolution_of(
     x: TensorType, offset: TensorType, w: TensorType, attrs: Attrs
-) -> tuple[Convolution, int]:
+) -> tuple[ConvolutionGeometry, int]:
     """The extents of the convolution and input channels per deformable group; InputError for misfits."""
     require_float(x)
     g = convolution_of(x, w, attrs, 2)

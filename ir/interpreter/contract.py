@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.expr import symbols
 from tilewright.ir.interpreter.body import bind, run_ops
-from tilewright.ir.interpreter.fetch import Access, boxes, extent, fetch
+from tilewright.ir.interpreter.fetch import OperandAccess, boxes, extent, fetch
 from tilewright.ir.nodes import Op
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import numpy_dtype
@@ -19,7 +19,7 @@ _OPERAND_ELEMENTS = 1 << 24
 
 
 def contract(
-    op: Op, operands: Sequence[np.ndarray], accesses: Sequence[Access], looped: set[str]
+    op: Op, operands: Sequence[np.ndarray], accesses: Sequence[OperandAccess], looped: set[str]
 ) -> np.ndarray:
     """`init + sum over red of a * b`; 16-bit floats accumulate in float32 and are rounded once."""
     par, red = dims(op, "par"), dims(op, "red")
@@ -46,7 +46,7 @@ def _cast(op: Op, a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
     return [env[x], env[y]]
 
 
-def _tile(extents: Mapping[str, int], accesses: Sequence[Access], looped: set[str]) -> dict[str, int]:
+def _tile(extents: Mapping[str, int], accesses: Sequence[OperandAccess], looped: set[str]) -> dict[str, int]:
     """Halve the longest dimension of an operand until what is held of it fits."""
     tile = {k: 1 if k in looped else n for k, n in extents.items()}
     for access in accesses:

@@ -21,7 +21,7 @@ CHUNK = 1 << 21
 
 
 @dataclass(frozen=True)
-class Access:
+class OperandAccess:
     """The reads of one operand: an index expression per dimension, its affine form, and the value outside."""
 
     exprs: tuple[Expr, ...]
@@ -29,7 +29,7 @@ class Access:
     fill: Fill
 
     @classmethod
-    def of(cls, exprs: Sequence[Expr], ranges: Ranges, fill: Fill = None) -> Access:
+    def of(cls, exprs: Sequence[Expr], ranges: Ranges, fill: Fill = None) -> OperandAccess:
         """Analyse `exprs` over the dimensions of `ranges`."""
         return cls(tuple(exprs), tuple(_affine(e, ranges) for e in exprs), fill)
 
@@ -80,13 +80,13 @@ def extent(box: Box, name: str) -> int:
     return box[name][1] - box[name][0]
 
 
-def fetch(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) -> np.ndarray:
+def fetch(array: np.ndarray, access: OperandAccess, box: Box, order: Sequence[str]) -> np.ndarray:
     """Elements of `array` read over `box`, axes in `order`, of size 1 where a dimension is unused."""
     view = _strided(array, access, box, order)
     return view if view is not None else _gathered(array, access, box, order)
 
 
-def _strided(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) -> np.ndarray | None:
+def _strided(array: np.ndarray, access: OperandAccess, box: Box, order: Sequence[str]) -> np.ndarray | None:
     index: list[int | slice] = []
     dims: list[str] = []
     inner: list[tuple[int, int]] = []
@@ -125,7 +125,7 @@ def _inside(base: int, step: int, n: int, size: int) -> tuple[int, int]:
     return max(0, -(base // step)), min(n, (size - 1 - base) // step + 1)
 
 
-def _gathered(array: np.ndarray, access: Access, box: Box, order: Sequence[str]) -> np.ndarray:
+def _gathered(array: np.ndarray, access: OperandAccess, box: Box, order: Sequence[str]) -> np.ndarray:
     env = axes(box, order)
     at = [np.asarray(evaluate(e, env), dtype=np.int64) for e in access.exprs]
     inside = bounds_mask(at, array.shape)
@@ -160,7 +160,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [prod(shape[d + 1 :]) for d in range(len(shape))]
 
 
-def _filling(access: Access) -> float | int | bool:
+def _filling(access: OperandAccess) -> float | int | bool:
     if access.fill is None:
         raise InputError("an operand without a fill value is read outside its bounds")
     return access.fill

@@ -11,8 +11,8 @@ from tilewright.ir.expr import Expr, evaluate
 from tilewright.ir.interpreter.body import UFUNCS, Axes, run_body
 from tilewright.ir.interpreter.fetch import (
     CHUNK,
-    Access,
     Box,
+    OperandAccess,
     axes,
     bounds_mask,
     boxes,
@@ -36,7 +36,7 @@ def evaluate_scan(op: Op, x: np.ndarray) -> np.ndarray:
     if out.size == 0:
         return out
     axis, init = order.index(dim), np.asarray(op["init"]).astype(dtype)
-    access = Access.of(reads(op)[0], ranges_of(op), fills(op)[0])
+    access = OperandAccess.of(reads(op)[0], ranges_of(op), fills(op)[0])
     ufunc = _accumulator(op.body)
     if ufunc is not None and x.dtype == dtype:
         full = np.broadcast_to(fetch(x, access, whole(par), order), out.shape)
@@ -98,7 +98,7 @@ def _addresses(
 ) -> Iterator[tuple[Box, list[np.ndarray], Axes]]:
     """Per box of the domain: the coordinates `at` and the values of the iteration dimensions."""
     order, ranges = list(par), ranges_of(op)
-    accesses = [Access.of(e, ranges) for e in where]
+    accesses = [OperandAccess.of(e, ranges) for e in where]
     for box in boxes(par, row_tile(par, CHUNK)):
         env = axes(box, order)
         known = dict(env)
@@ -112,7 +112,7 @@ def evaluate_scatter(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
     par = dims(op, "par")
     order, updates = list(par), operands[1]
     out = np.array(operands[0], copy=True, order="C")
-    access = Access.of(reads(op)[0], ranges_of(op))
+    access = OperandAccess.of(reads(op)[0], ranges_of(op))
     for box, at, env in _addresses(op, operands[2:], reads(op)[1:], par):
         shape = tuple(stop - start for start, stop in (box[n] for n in order))
         inside = bounds_mask(at, out.shape)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.interpreter.body import run_body
-from tilewright.ir.interpreter.fetch import Access, axes, fetch, whole
+from tilewright.ir.interpreter.fetch import OperandAccess, axes, fetch, whole
 from tilewright.ir.nodes import Op
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.tensor.recurrence_ops import history
@@ -21,7 +21,7 @@ def evaluate_recur(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
     order = list(par)
     axis, n = order.index(dim), par[dim]
     ranges = ranges_of(op)
-    first, *rest = (Access.of(at, ranges, f) for at, f in zip(reads(op), fills(op), strict=True))
+    first, *rest = (OperandAccess.of(at, ranges, f) for at, f in zip(reads(op), fills(op), strict=True))
     out = np.empty(tuple(par.values()), numpy_dtype(op.result.tensor.dtype))
     if not out.size:
         return out

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.interpreter.body import Folds, recognise, run_body, run_ops
 from tilewright.ir.interpreter.contract import contract
-from tilewright.ir.interpreter.fetch import CHUNK, Access, Box, axes, boxes, extent, fetch, row_tile
+from tilewright.ir.interpreter.fetch import CHUNK, Box, OperandAccess, axes, boxes, extent, fetch, row_tile
 from tilewright.ir.nodes import Block, Op
 from tilewright.ir.tensor.ops import contraction, dims, fills, ranges_of, reads
 from tilewright.ir.types import numpy_dtype
@@ -38,10 +38,10 @@ def evaluate_structured(op: Op, operands: Sequence[np.ndarray]) -> list[np.ndarr
     return _folded_reduce(op, operands, accesses, folds, looped)
 
 
-def accesses_of(op: Op) -> list[Access]:
+def accesses_of(op: Op) -> list[OperandAccess]:
     """The access of each operand."""
     ranges = ranges_of(op)
-    return [Access.of(at, ranges, fill) for at, fill in zip(reads(op), fills(op), strict=True)]
+    return [OperandAccess.of(at, ranges, fill) for at, fill in zip(reads(op), fills(op), strict=True)]
 
 
 def looped_dims(op: Op) -> set[str]:
@@ -81,7 +81,7 @@ def _tile(par: Mapping[str, int], red: Mapping[str, int], looped: set[str]) -> d
 
 
 def _folded_reduce(
-    op: Op, operands: Sequence[np.ndarray], accesses: Sequence[Access], folds: Folds, looped: set[str]
+    op: Op, operands: Sequence[np.ndarray], accesses: Sequence[OperandAccess], folds: Folds, looped: set[str]
 ) -> list[np.ndarray]:
     assert op.body is not None
     par, red = dims(op, "par"), dims(op, "red")
@@ -122,7 +122,9 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if array.dtype.name in ("float16", "bfloat16") else array
 
 
-def _general_reduce(op: Op, operands: Sequence[np.ndarray], accesses: Sequence[Access]) -> list[np.ndarray]:
+def _general_reduce(
+    op: Op, operands: Sequence[np.ndarray], accesses: Sequence[OperandAccess]
+) -> list[np.ndarray]:
     """Fold point by point in row-major order of the reduced domain, vectorised over the parallel one."""
     assert op.body is not None
     par, red = dims(op, "par"), dims(op, "red")

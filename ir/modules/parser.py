@@ -37,28 +37,28 @@ FORMER_ATTRS = {("thread.scale_rows", "seldom"): "skip_if_one"}
 _BRACKET = re.compile(r'"[^"\\\n]*(?:\\.[^"\\\n]*)*"?|#[^\n]*|->|[()\[\]{}<>]')
 
 
-class _Body(NamedTuple):
+class _ParsedBody(NamedTuple):
     params: list[tuple[Token, Type]]
-    ops: list[_Op]
+    ops: list[_ParsedOp]
 
 
-class _Op(NamedTuple):
+class _ParsedOp(NamedTuple):
     results: list[Token]
     name: Token
     operands: list[Token]
     attrs: list[tuple[Token, Attr]]
     types: list[Type]
     loc: str
-    body: _Body | None
+    body: _ParsedBody | None
 
 
-class _Func(NamedTuple):
+class _ParsedFunc(NamedTuple):
     level: Token
     name: Token
     params: list[tuple[Token, Type]]
     attrs: list[tuple[Token, Attr]]
     types: list[Type]
-    body: _Body
+    body: _ParsedBody
 
 
 class _SyntaxFault(Exception):
@@ -96,7 +96,7 @@ def _short(text: str) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-class _Build(Transformer[Token, Any]):
+class _TreeBuilder(Transformer[Token, Any]):
     """Reductions of the LALR parser, without state; names are resolved afterwards, when scopes are known."""
 
     def start(self, c: list[Any]) -> Any:
@@ -105,24 +105,24 @@ class _Build(Transformer[Token, Any]):
     def attributes(self, c: list[Any]) -> Any:
         return [k for k in c if k is not None]
 
-    def func(self, c: list[Any]) -> _Func:
+    def func(self, c: list[Any]) -> _ParsedFunc:
         arguments = [a for a in c[2:-2] if a is not None]
         params = [a[1:] for a in arguments if a[0] == "parameter"]
         attrs = [a for a in arguments if a[0] != "parameter"]
-        return _Func(c[0], c[1], params, attrs, c[-2] or [], c[-1])
+        return _ParsedFunc(c[0], c[1], params, attrs, c[-2] or [], c[-1])
 
     def parameter(self, c: list[Any]) -> Any:
         return "parameter", c[0], c[1]
 
-    def body(self, c: list[Any]) -> _Body:
-        params = [x[1:] for x in c if x is not None and not isinstance(x, _Op)]
-        return _Body(params, [x for x in c if isinstance(x, _Op)])
+    def body(self, c: list[Any]) -> _ParsedBody:
+        params = [x[1:] for x in c if x is not None and not isinstance(x, _ParsedOp)]
+        return _ParsedBody(params, [x for x in c if isinstance(x, _ParsedOp)])
 
-    def op(self, c: list[Any]) -> _Op:
+    def op(self, c: list[Any]) -> _ParsedOp:
         at = next(i for i, x in enumerate(c) if isinstance(x, Token) and x.type == "OP")
         types, loc, body = c[-3:]
         inside = [x for x in c[at + 1 : -3] if x is not None]
-        return _Op(
+        return _ParsedOp(
             [x for x in c[:at] if x is not None],
             c[at],
             [x for x in inside if isinstance(x, Token)],
@@ -240,7 +240,7 @@ def _grammar() -> str:
     return files("tilewright.ir.modules").joinpath("grammar.lark").read_text(encoding="utf-8")
 
 
-class _Scope:
+class _Names:
     """Resolves names inside one function and builds nodes."""
 
     def __init__(self, where: str) -> None:
@@ -273,11 +273,11 @@ class _Scope:
             seen.add(str(key))
         return tuple((str(k), v) for k, v in pairs)
 
-    def block(self, body: _Body) -> Block:
+    def block(self, body: _ParsedBody) -> Block:
         params = tuple(self.define(t, type_) for t, type_ in body.params)
         return Block(params, tuple(self.op(o) for o in body.ops))
 
-    def op(self, o: _Op) -> Op:
+    def op(self, o: _ParsedOp) -> Op:
         for t in o.operands:
             if str(t) not in self.names:
                 self.fail(t, f"use of undefined value {t}")
@@ -298,7 +298,7 @@ class _Scope:
         results = tuple(self.define(t, type_) for t, type_ in zip(o.results, o.types, strict=True))
         return Op(name, operands, attrs, results, body, o.loc, o.name.line or 0)
 
-    def func(self, f: _Func) -> Func:
+    def func(self, f: _ParsedFunc) -> Func:
         params = tuple(self.define(t, type_) for t, type_ in f.params)
         if f.body.params:
             self.fail(f.body.params[0][0], "a function body takes no block parameters")
@@ -325,7 +325,7 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
     try:
         parsed: Any = _parser().parse(text)
         name, attrs, funcs = parsed
-        module_attrs = _Scope(where).attrs(attrs)
+        module_attrs = _Names(where).attrs(attrs)
         built = _funcs(funcs, where)
     except UnexpectedInput as e:
         raise _syntax_error(e, where, text) from None
@@ -334,18 +334,20 @@ def parse(text: str, *, constants: Constants | None = None, where: str = "<text>
     return Module(str(name)[1:], built, module_attrs, constants or Constants())
 
 
-def _funcs(funcs: list[_Func], where: str) -> tuple[Func, ...]:
+def _funcs(funcs: list[_ParsedFunc], where: str) -> tuple[Func, ...]:
     seen: set[str] = set()
     for f in funcs:
         if str(f.name) in seen:
-            _Scope(where).fail(f.name, f"function {f.name} is defined twice")
+            _Names(where).fail(f.name, f"function {f.name} is defined twice")
         seen.add(str(f.name))
-    return tuple(_Scope(where).func(f) for f in funcs)
+    return tuple(_Names(where).func(f) for f in funcs)
 
 
 @cache
 def _parser() -> Lark:
-    return Lark(_grammar(), parser="lalr", lexer="contextual", maybe_placeholders=True, transformer=_Build())
+    return Lark(
+        _grammar(), parser="lalr", lexer="contextual", maybe_placeholders=True, transformer=_TreeBuilder()
+    )
 
 
 def parse_file(path: str | Path) -> Module:

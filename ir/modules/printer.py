@@ -44,7 +44,7 @@ def _show_items(items: tuple[tuple[str, Attr], ...]) -> str:
     return ", ".join(f"{k}: {show_attr(v)}" for k, v in items)
 
 
-class _Writer:
+class _TextWriter:
     """Names values of one function and collects lines."""
 
     def __init__(self, locations: bool) -> None:
@@ -107,7 +107,7 @@ def shown_attrs(op: Op) -> list[tuple[str, Attr]]:
 
 def show_func(f: Func, *, locations: bool = True) -> str:
     """Text of one function, indented as inside a module."""
-    w = _Writer(locations)
+    w = _TextWriter(locations)
     head = [f"{w.name(v)}: {v.type}" for v in f.params] + [f"{k} = {show_attr(a)}" for k, a in f.attrs]
     arrow = " -> " + ", ".join(map(str, f.result_types)) if f.result_types else ""
     w.lines.append(f"  {f.level.value}.func @{f.name}({', '.join(head)}){arrow} {{")
@@ -128,14 +128,14 @@ def show(m: Module, *, locations: bool = True) -> str:
 
 def show_op(op: Op) -> str:
     """One op on its own, body included."""
-    w = _Writer(locations=True)
+    w = _TextWriter(locations=True)
     w.op(op, "")
     return "\n".join(w.lines)
 
 
 def show_head(op: Op) -> str:
     """One op on its own in one line, the body left out."""
-    w = _Writer(locations=True)
+    w = _TextWriter(locations=True)
     w.op(replace(op, body=None), "")
     return w.lines[0] + (" { ... }" if op.body is not None else "")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.ir import Op
-from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
+from tilewright.ir.graph_ops.convolution import ConvolutionGeometry, convolution_of
 from tilewright.ir.types import FLOATS
 
 #: (the convolution's extents) -> why the algorithm cannot compute it, or nothing
-Obstacle = Callable[[Convolution], str]
+Obstacle = Callable[[ConvolutionGeometry], str]
 
 #: by the name of each algorithm beside direct sums
 OBSTACLES: dict[str, Obstacle] = {}

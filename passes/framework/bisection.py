@@ -15,7 +15,7 @@ from tilewright.passes.framework.runner import run_pipeline
 def prefixes(module: Module, pipeline: Pipeline, ctx: PassContext | None = None) -> list[Module]:
     """The module before the first pass and after each one; every pass runs once."""
     ctx = ctx or PassContext()
-    recorder = _Recorder()
+    recorder = _ModuleRecorder()
     run_pipeline(module, pipeline, replace(ctx, instruments=(*ctx.instruments, recorder)))
     return [module, *recorder.modules]
 
@@ -42,7 +42,7 @@ def first_bad_pass(
     return Step(pipeline.passes[bad - 1], bad, len(pipeline))
 
 
-class _Recorder(Instrument):
+class _ModuleRecorder(Instrument):
     """Modules after the passes of the outermost pipeline."""
 
     def __init__(self) -> None:

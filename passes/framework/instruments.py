@@ -21,23 +21,23 @@ def _to_stderr(text: str) -> None:
 
 
 @dataclass
-class Timed:
+class TimedRun:
     """Seconds one run of a pass took, passes run by it included, and those passes."""
 
     name: str
     seconds: float = 0.0
-    children: list[Timed] = field(default_factory=list)
+    children: list[TimedRun] = field(default_factory=list)
 
 
 class Timing(Instrument):
     """Wall time of each pass as a tree; nested passes are children of the pass that runs them."""
 
     def __init__(self) -> None:
-        self.roots: list[Timed] = []
-        self._open: list[tuple[Timed, float]] = []
+        self.roots: list[TimedRun] = []
+        self._open: list[tuple[TimedRun, float]] = []
 
     def before(self, step: Step, module: Module) -> None:
-        entry = Timed(str(step.configured))
+        entry = TimedRun(str(step.configured))
         (self._open[-1][0].children if self._open else self.roots).append(entry)
         self._open.append((entry, time.perf_counter()))
 
@@ -63,7 +63,7 @@ class Timing(Instrument):
         lines.append(f"{1e3 * total:11.3f}  100.0 %  total")
         return "\n".join(lines)
 
-    def _walk(self, entries: Sequence[Timed], depth: int) -> Iterator[tuple[int, Timed]]:
+    def _walk(self, entries: Sequence[TimedRun], depth: int) -> Iterator[tuple[int, TimedRun]]:
         for entry in entries:
             yield depth, entry
             yield from self._walk(entry.children, depth + 1)

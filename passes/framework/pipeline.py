@@ -33,7 +33,7 @@ class Pipeline:
         where: name of the source for messages. Raises InputError (`where:line:column: ...`) on bad syntax,
         unknown passes and options, bad values, and on an order that cannot work (see `check`).
         """
-        pipeline = cls(tuple(_Reader(text, where).passes()))
+        pipeline = cls(tuple(_PipelineReader(text, where).passes()))
         try:
             pipeline.check()
         except InputError as e:
@@ -154,7 +154,7 @@ def _names(levels: set[Level]) -> str:
     return " and ".join(sorted(x.value for x in levels)) or "none"
 
 
-class _Reader:
+class _PipelineReader:
     """Recursive descent over the tokens of a pipeline."""
 
     def __init__(self, text: str, where: str) -> None:

@@ -41,7 +41,7 @@ def _delayed(block: Block) -> Block:
     for op in block.ops:
         grouped = _grouped(op)
         if _splits(op):
-            split = _Split()
+            split = _StoreSplitter()
             computing = split.computing(op, ())
             out += [*split.allocs, computing, split.storing(op)]
         elif grouped is not None:
@@ -124,17 +124,17 @@ def _times(op: Op) -> int:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _StoreRegisters:
     """The register buffer of one store: an element per iteration and lane."""
 
     buffer: Value
     at: tuple[Expr, ...]
 
 
-class _Split:
+class _StoreSplitter:
     def __init__(self) -> None:
         self.allocs: list[Op] = []
-        self.kept: dict[Op, _Kept] = {}
+        self.registers: dict[Op, _StoreRegisters] = {}
 
     def computing(self, op: Op, around: tuple[Op, ...]) -> Op:
         """The loop or condition (inside the loops `around`) with registers in place of global memory."""
@@ -154,7 +154,7 @@ class _Split:
         buffer = Value(TensorType(target.tensor.dtype, shape, "reg"), "kept")
         alloc: tuple[tuple[str, Attr], ...] = (("align", 16), ("swizzled", False))
         self.allocs.append(Op("thread.alloc", results=(buffer,), attrs=alloc, loc=op.loc))
-        self.kept[op] = _Kept(buffer, at)
+        self.registers[op] = _StoreRegisters(buffer, at)
         attrs: tuple[tuple[str, Attr], ...] = (("at", at), ("mask", ()))
         return Op("thread.store", (value, buffer), attrs=attrs, loc=op.loc)
 
@@ -163,16 +163,16 @@ class _Split:
         assert op.body is not None
         out: list[Op] = []
         for o in op.body.ops:
-            if o in self.kept:
+            if o in self.registers:
                 out += self._store(o)
-            elif o.body is not None and any(inner in self.kept for inner in walk(o.body)):
+            elif o.body is not None and any(inner in self.registers for inner in walk(o.body)):
                 out.append(self.storing(o))
             elif o.name == "thread.yield":
                 out.append(o)
         return replace(op, body=op.body.with_ops(tuple(out)))
 
     def _store(self, op: Op) -> list[Op]:
-        delayed = self.kept[op]
+        delayed = self.registers[op]
         value = Value(op.operands[0].type, op.operands[0].hint)
         lanes = getattr(value.type, "lanes", 1)
         attrs: tuple[tuple[str, Attr], ...] = (

@@ -43,7 +43,7 @@ def _placed(func: Func) -> Func:
     if func["block"] == 1:
         return func
     check_published(func.body)
-    block, _, _ = _Placer().block(func.body, [], launch_ranges(func))
+    block, _, _ = _BarrierPlacer().block(func.body, [], launch_ranges(func))
     return func.with_body(block)
 
 
@@ -54,7 +54,7 @@ def barriers_placed(module: Module) -> list[str]:
     return [f"@{f.name} needs a barrier" for f in kernels if _placed(f) is not f]
 
 
-class _Placer:
+class _BarrierPlacer:
     def block(
         self, block: Block, pending: list[Access], ranges: Ranges
     ) -> tuple[Block, list[Access], tuple[list[Access], bool]]:

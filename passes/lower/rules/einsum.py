@@ -21,7 +21,7 @@ from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
 @dataclass(frozen=True)
-class _Factor:
+class _Labelled:
     """An operand with one label per dimension; labels may repeat, and dimensions of extent 1 broadcast."""
 
     value: Value
@@ -46,7 +46,7 @@ class _Einsum:
     def _dims(self, labels: str) -> dict[str, int]:
         return {c: self.extents[c] for c in labels}
 
-    def summed(self, x: _Factor, labels: str) -> _Factor:
+    def summed(self, x: _Labelled, labels: str) -> _Labelled:
         """Sums labels that are not kept, takes diagonals, and puts labels in their order."""
         if x.labels == labels and x.value.tensor.shape == self._type(labels).shape:
             return x
@@ -54,15 +54,15 @@ class _Einsum:
         reads, par = [x.read(self.extents)], self._dims(labels)
         if not red:
             t = TensorType(x.value.tensor.dtype, self._type(labels).shape)
-            return _Factor(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), labels)
+            return _Labelled(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), labels)
 
         t, sums = self._type(labels), self._dims(red)
         init = 0.0 if self.held[0] in "bf" else 0
-        return _Factor(
+        return _Labelled(
             reduced(self.b, "tensor.reduce", [x.value], t, par, sums, reads, added, init=init), labels
         )
 
-    def multiplied(self, x: _Factor, y: _Factor, labels: str) -> _Factor:
+    def multiplied(self, x: _Labelled, y: _Labelled, labels: str) -> _Labelled:
         """The product of two operands, summed over the labels that are not kept."""
         red = "".join(dict.fromkeys(c for c in x.labels + y.labels if c not in labels))
         operands, reads = [x.value, y.value], [x.read(self.extents), y.read(self.extents)]
@@ -70,12 +70,12 @@ class _Einsum:
         if red:
             init, sums = 0.0 if self.held[0] in "bf" else 0, self._dims(red)
             out = reduced(self.b, "tensor.contract", operands, t, par, sums, reads, multiply_add, init=init)
-            return _Factor(out, labels)
+            return _Labelled(out, labels)
 
         def product(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
 
-        return _Factor(mapped(self.b, operands, t, par, reads, product), labels)
+        return _Labelled(mapped(self.b, operands, t, par, reads, product), labels)
 
 
 @lowering("graph.einsum")
@@ -93,7 +93,7 @@ def einsum(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
         # extents of 1 stay where another operand has the label, and are read at 0
         others = output + "".join(terms[:i] + terms[i + 1 :])
         labels = "".join(dict.fromkeys(c for c in term if c in others))
-        factors.append(_reduced_factor(sums, _Factor(v, term), labels))
+        factors.append(_reduced_factor(sums, _Labelled(v, term), labels))
     while len(factors) > 1:
         left, right, *rest = factors
         needed = output + "".join(f.labels for f in rest)
@@ -102,6 +102,6 @@ def einsum(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [converted(b, sums.summed(factors[0], output).value, t)]
 
 
-def _reduced_factor(sums: _Einsum, x: _Factor, labels: str) -> _Factor:
+def _reduced_factor(sums: _Einsum, x: _Labelled, labels: str) -> _Labelled:
     """The operand itself where it has just the labels kept, once each."""
     return x if x.labels == labels else sums.summed(x, labels)

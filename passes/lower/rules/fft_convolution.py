@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
-from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
+from tilewright.ir.graph_ops.convolution import ConvolutionGeometry, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
 from tilewright.passes.lower.rules.fft_tiling import Tiling, fft_tiling, too_large
@@ -27,7 +27,7 @@ from tilewright.passes.lower.tables import wave_table
 G, F, E, U, V = (Sym(d) for d in "gfeuv")
 
 
-def _obstacle(g: Convolution) -> str:
+def _obstacle(g: ConvolutionGeometry) -> str:
     if g.groups > 1 and g.channels > 1:
         return f"expected one group or one channel per group, got {g.groups} of {g.channels} channels"
     return too_large(g)
@@ -37,13 +37,13 @@ def _obstacle(g: Convolution) -> str:
 class _Steps:
     """Extents by name of dimension, and the dtype that transformed values are held in."""
 
-    g: Convolution
+    g: ConvolutionGeometry
     tiling: Tiling
     sizes: Mapping[str, int]
     dtype: str
 
     @classmethod
-    def of(cls, g: Convolution, dtype: str) -> _Steps:
+    def of(cls, g: ConvolutionGeometry, dtype: str) -> _Steps:
         t = fft_tiling(g)
         sizes = {
             "e": 2, "u": 2, "v": 2, "f": t.length[0], "g": t.frequencies, "n": g.batch,

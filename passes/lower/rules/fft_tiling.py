@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from tilewright.ir.graph_ops.convolution import Convolution
+from tilewright.ir.graph_ops.convolution import ConvolutionGeometry
 from tilewright.passes.lower.tables import LARGEST_CONSTANT
 
 #: multiply-adds that take as long as bringing in one element of a kernel's transform (66 TFLOP/s, 3.35 TB/s)
@@ -31,7 +31,7 @@ class Tiling:
 
 
 @lru_cache(maxsize=1024)
-def fft_tiling(g: Convolution) -> Tiling:
+def fft_tiling(g: ConvolutionGeometry) -> Tiling:
     """The tiling with the least work over all five steps."""
     options = []
     for lengths in product(LENGTHS, repeat=2):
@@ -44,12 +44,12 @@ def fft_tiling(g: Convolution) -> Tiling:
     return min(options, key=lambda t: work(g, t))
 
 
-def kernel_size(g: Convolution, t: Tiling) -> int:
+def kernel_size(g: ConvolutionGeometry, t: Tiling) -> int:
     """Elements of the transformed kernel: four per complex number."""
     return 4 * g.groups * g.filters * g.channels * t.length[0] * t.frequencies
 
 
-def work(g: Convolution, t: Tiling) -> int:
+def work(g: ConvolutionGeometry, t: Tiling) -> int:
     """Multiply-adds of the transforms of the data, the products and the transforms back, and what reading the
     transformed kernel takes meanwhile. A complex product counts four.
     """
@@ -63,7 +63,7 @@ def work(g: Convolution, t: Tiling) -> int:
     return g.batch * (forward + products + back) + KERNEL_ELEMENT * kernel_size(g, t)
 
 
-def too_large(g: Convolution) -> str:
+def too_large(g: ConvolutionGeometry) -> str:
     """Why no tiling fits a kernel; empty where one does."""
     taps = [w.kernel for w in g.windows]
     if min(taps) < 2 or max(taps) >= LENGTHS[-1]:

@@ -16,7 +16,7 @@ Fold = Callable[[Scalars, Scalar, int], Scalar]
 
 
 @dataclass(frozen=True)
-class Axis:
+class SampledAxis:
     """An interpolated dimension of the data: where its float coordinates are read, and its extent."""
 
     dim: int
@@ -109,7 +109,7 @@ def gathered_at(
     return looked_up(b, data, [v for v, _ in indices], par, [r for _, r in indices], at, mode)
 
 
-def _on_line(b: Builder, axis: Axis, body: Callable[[Scalars, Scalar], Scalar]) -> Value:
+def _on_line(b: Builder, axis: SampledAxis, body: Callable[[Scalars, Scalar], Scalar]) -> Value:
     """An i32 tensor computed from every coordinate of an axis."""
     t = TensorType("i32", axis.coordinate.tensor.shape)
     names = point_names(t.rank)
@@ -117,7 +117,9 @@ def _on_line(b: Builder, axis: Axis, body: Callable[[Scalars, Scalar], Scalar]) 
     return mapped(b, [axis.coordinate], t, par, [tuple(map(Sym, names))], lambda i, p: body(i, p[0]))
 
 
-def _taps(b: Builder, axis: Axis, method: str, rounding: str, fold: Fold | None) -> list[tuple[Value, int]]:
+def _taps(
+    b: Builder, axis: SampledAxis, method: str, rounding: str, fold: Fold | None
+) -> list[tuple[Value, int]]:
     """The taps of an axis, each as an i32 tensor and a constant to add."""
     if method == "nearest_neighbor":
         return [(_on_line(b, axis, lambda i, x: nearest_tap(i, x, rounding)), 0)]
@@ -141,7 +143,7 @@ def interpolated(
     data: Value,
     t: TensorType,
     at: Sequence[Expr],
-    axes: Sequence[Axis],
+    axes: Sequence[SampledAxis],
     method: str,
     *,
     rounding: str = "floor",
@@ -201,7 +203,7 @@ def _weights(i: Scalars, x: Scalar, size: int, method: str, alpha: float, exclud
 
 
 def _within(
-    i: Scalars, value: Scalar, axes: Sequence[Axis], coordinates: Sequence[Scalar], outside: float
+    i: Scalars, value: Scalar, axes: Sequence[SampledAxis], coordinates: Sequence[Scalar], outside: float
 ) -> Scalar:
     """`value` where all coordinates lie on their axes, else `outside`."""
     inside = i.const(True, "bool")

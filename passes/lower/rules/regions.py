@@ -20,7 +20,7 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
-from tilewright.passes.lower.rules.interpolation import Axis, gathered_at, interpolated
+from tilewright.passes.lower.rules.interpolation import SampledAxis, gathered_at, interpolated
 from tilewright.passes.lower.scalars import Body, Scalar, Scalars
 
 #: the coordinate of a sample outside the image: no tap of it is inside
@@ -196,7 +196,7 @@ def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Sid
     places = [_places(b, s, n, ratio) for s, n in zip(sides, counts, strict=True)]
     start = 2 if first else 1
     axes = [
-        Axis(start + k, p, (Sym("d0"), Sym(f"d{start + 2 * k}"), Sym(f"d{start + 2 * k + 1}")), s.size)
+        SampledAxis(start + k, p, (Sym("d0"), Sym(f"d{start + 2 * k}"), Sym(f"d{start + 2 * k + 1}")), s.size)
         for k, (p, s) in enumerate(zip(places, sides, strict=True))
     ]
     at: list[Expr] = [Sym("i0"), Sym("d1"), 0, 0] if first else [Sym("i0"), 0, 0, Sym("d5")]

@@ -19,7 +19,7 @@ from tilewright.ir.graph_ops.interpolation import (
 from tilewright.ir.graph_ops.resizing import corners, held_dtype
 from tilewright.passes.lower.lowering import converted, dim_names, lowering, mapped, point_names, result_type
 from tilewright.passes.lower.rules.interpolation import (
-    Axis,
+    SampledAxis,
     combined,
     cropped_axis,
     interpolated,
@@ -102,11 +102,11 @@ def _cropped(b: Builder, op: Op, x: Value, attrs: dict[str, Any]) -> Value:
     t = result_type(op)
     names = point_names(t.rank)
     at: list[Expr] = list(map(Sym, names))
-    axes: list[Axis] = []
+    axes: list[SampledAxis] = []
     for axis, d in enumerate(spatial(attrs["layout"])):
         start, end = corners(attrs, axis)
         line = cropped_axis(b, start, end, x.tensor.shape[d], t.shape[d])
-        axes.append(Axis(d, line, (Sym(names[d]),), x.tensor.shape[d]))
+        axes.append(SampledAxis(d, line, (Sym(names[d]),), x.tensor.shape[d]))
     acc = TensorType(held_dtype(x.tensor.dtype, attrs["method"]), t.shape)
     out = interpolated(
         b, x, acc, at, axes, attrs["method"],

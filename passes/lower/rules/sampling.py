@@ -17,7 +17,7 @@ from tilewright.passes.lower.lowering import (
     point_names,
     result_type,
 )
-from tilewright.passes.lower.rules.interpolation import Axis, Fold, interpolated
+from tilewright.passes.lower.rules.interpolation import Fold, SampledAxis, interpolated
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
 
@@ -39,7 +39,7 @@ def _clamped(i: Scalars, x: Scalar, size: int) -> Scalar:
     return x.max(0).min(size - 1)
 
 
-def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: int) -> Axis:
+def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: int) -> SampledAxis:
     """Coordinates along a dimension of the data; the grid's channels run from W outwards."""
     t = grid.tensor
     acc = accumulated(TensorType(t.dtype, (t.shape[0], *t.shape[2:])))
@@ -59,7 +59,7 @@ def _grid_axis(b: Builder, grid: Value, attrs: dict[str, Any], dim: int, size: i
     read: tuple[Expr, ...] = (Sym(names[0]), t.rank - 1 - dim, *map(Sym, names[1:]))
     coordinate = mapped(b, [grid], acc, dict(zip(names, acc.shape, strict=True)), [read], body)
     # the result has channels at dimension 1
-    return Axis(dim, coordinate, (Sym("d0"), *(Sym(f"d{d}") for d in range(2, t.rank))), size)
+    return SampledAxis(dim, coordinate, (Sym("d0"), *(Sym(f"d{d}") for d in range(2, t.rank))), size)
 
 
 def _fold(attrs: dict[str, Any]) -> Fold | None:
@@ -114,7 +114,7 @@ def affine_grid(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [mapped(b, [x[0]] * 3, t, par, reads, body)]
 
 
-def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int) -> Axis:
+def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int) -> SampledAxis:
     """Coordinates [box, point] along one side (0: y, 1: x) of every box."""
     acc = accumulated(TensorType(boxes.tensor.dtype, (boxes.tensor.shape[0], target)))
     kind = acc.dtype
@@ -133,7 +133,7 @@ def _box_axis(b: Builder, boxes: Value, k: int, dim: int, size: int, target: int
     reads = [(Sym("d0"), k), (Sym("d0"), k + 2)]
     par = {"d0": acc.shape[0], "d1": target}
     coordinate = mapped(b, [boxes, boxes], acc, par, reads, body)
-    return Axis(dim, coordinate, (Sym("d0"), Sym(f"d{dim}")), size)
+    return SampledAxis(dim, coordinate, (Sym("d0"), Sym(f"d{dim}")), size)
 
 
 @lowering("graph.crop_and_resize")
@@ -148,7 +148,7 @@ def crop_and_resize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     axes = []
     for k, d in enumerate(spatial(layout)):
         axis = _box_axis(b, boxes, k, d, data.tensor.shape[d], t.shape[d])
-        axes.append(Axis(d, axis.coordinate, (box, Sym(f"d{d}")), axis.size))
+        axes.append(SampledAxis(d, axis.coordinate, (box, Sym(f"d{d}")), axis.size))
     at: list[Expr] = list(map(Sym, point_names(t.rank)))
     at[images] = Sym("i0")
     acc = TensorType(held_dtype(data.tensor.dtype, method), t.shape)

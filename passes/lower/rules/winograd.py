@@ -14,7 +14,7 @@ import numpy as np
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.expr import minimum
-from tilewright.ir.graph_ops.convolution import Convolution, convolution_of
+from tilewright.ir.graph_ops.convolution import ConvolutionGeometry, convolution_of
 from tilewright.passes.lower.convolution_algorithms import algorithm
 from tilewright.passes.lower.lowering import accumulated, mapped, multiply_add, reduced, result_type
 from tilewright.passes.lower.scalars import Scalar, Scalars
@@ -103,7 +103,7 @@ F4 = Winograd(
 )
 
 
-def _obstacle(g: Convolution) -> str:
+def _obstacle(g: ConvolutionGeometry) -> str:
     taps = tuple(w.kernel for w in g.windows)
     if taps != (3, 3):
         return f"expected a 3x3 kernel, got {taps[0]}x{taps[1]}"

@@ -6,7 +6,7 @@ import pytest
 import tilewright as tw
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.graph_ops.communication import Piece, halo_pieces
+from tilewright.ir.graph_ops.communication import HaloPiece, halo_pieces
 from tilewright.ir.modules.compare import equal
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.types import TensorType
@@ -93,8 +93,12 @@ def test_sentences(name, attrs, message):
 def test_rows_come_from_the_rank_itself_else_from_the_first_owner():
     owned = ((0, 4), (2, 6), (3, 9))
     assert halo_pieces(owned, ((0, 0), (1, 8), (0, 9)), 0) == ()
-    assert halo_pieces(owned, ((0, 0), (1, 8), (0, 9)), 1) == (Piece(0, 1, 2), Piece(1, 2, 6), Piece(2, 6, 8))
-    assert halo_pieces(owned, ((0, 0), (1, 8), (0, 9)), 2) == (Piece(0, 0, 3), Piece(2, 3, 9))
+    assert halo_pieces(owned, ((0, 0), (1, 8), (0, 9)), 1) == (
+        HaloPiece(0, 1, 2),
+        HaloPiece(1, 2, 6),
+        HaloPiece(2, 6, 8),
+    )
+    assert halo_pieces(owned, ((0, 0), (1, 8), (0, 9)), 2) == (HaloPiece(0, 0, 3), HaloPiece(2, 3, 9))
 
 
 def test_the_default_graph_pipeline_keeps_them_and_their_order():
