@@ -19,7 +19,7 @@ P = TypeVar("P", bound=AttrRecord)
 
 @dataclass(frozen=True)
 class KernelCost(AttrRecord):
-    """What the cost model says of a kernel, in seconds; kernels that were only measured have no limits."""
+    """Estimates of the cost model for a kernel, in seconds; one that was only measured has no limits."""
 
     estimate_s: float
     bound_s: float | None = None
@@ -45,7 +45,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True)
 class KernelDecision(TypedAttr):
-    """How a kernel is written and why, printed `kernel<template: "map", parameters: (...), cost: (...)>`.
+    """The choice for a kernel and its reason, printed `kernel<template: "map", parameters: (...), ...>`.
 
     parameters: of the class that the template states; None where a library is to be asked for the kernel.
     measured_s: seconds of one launch, where it was measured. candidates: what was measured for it.
@@ -60,7 +60,7 @@ class KernelDecision(TypedAttr):
     candidates: tuple[MeasuredPoint, ...] = ()
 
     def pairs(self) -> Pairs:
-        """What is printed between the angle brackets."""
+        """Return the names and values between the angle brackets."""
         found: dict[str, Attr] = {"template": self.template}
         if self.parameters is not None:
             found["parameters"] = self.parameters.pairs()
@@ -130,7 +130,7 @@ def text_of(kernel: Func) -> str:
 
 
 def has_parameters(kernel: Func) -> bool:
-    """Whether the parameters of a kernel are chosen."""
+    """Return whether the parameters of a kernel are chosen."""
     return _parameters(kernel) is not None
 
 
@@ -155,7 +155,7 @@ def check_threads(threads: int) -> None:
 
 
 def cost_of(kernel: Func) -> KernelCost | None:
-    """What the model says of a kernel; None where it says nothing."""
+    """Return what the model says of a kernel; None where it says nothing."""
     found = decision_of(kernel)
     return None if found is None else found.cost
 
@@ -180,7 +180,7 @@ def seconds_of(kernel: Func) -> float:
 
 
 def is_measured(kernel: Func) -> bool:
-    """Whether measurement decided on a kernel."""
+    """Return whether measurement decided on a kernel."""
     found = decision_of(kernel)
     return found is not None and bool(found.measured_s)
 

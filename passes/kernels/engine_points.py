@@ -30,7 +30,7 @@ class Space(Protocol[C]):
         """The parameters at `index`."""
 
     def named(self, index: int) -> Mapping[str, Any]:
-        """What records of measurements call the point at `index`: its columns."""
+        """Return what records of measurements call the point at `index`: its columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class EnginePoints(Generic[P]):
         return ParameterChoice(self.parameters(index), self.cold.at(index), estimate, len(self))
 
     def named(self, index: int) -> dict[str, Any]:
-        """What names a point in a record."""
+        """Return what names a point in a record."""
         return {"engine": self.engine, **self.space.named(index)}
 
     def find(self, name: Mapping[str, object]) -> int | None:

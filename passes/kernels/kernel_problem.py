@@ -1,4 +1,4 @@
-"""What a tensor-level kernel must compute, in the cost model's numbers, from domains and reads alone."""
+"""The problem of a tensor-level kernel in the cost model's numbers, from domains and reads alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _spatial(op: Op, rows: Sequence[str], windows: Sequence[tuple[str, str]]) ->
 
 
 def _side_by_side(op: Op, outer: str, inner: str) -> bool:
-    """Whether two dimensions walk over neighbouring axes of the first operand, or over the same one."""
+    """Return whether two dimensions walk over neighbouring axes of the first operand, or the same one."""
     axes = [set(symbols(e)) for e in reads(op)[0]]
     return any(outer in a and inner in a | b for a, b in zip(axes, (*axes[1:], set()), strict=True))
 
@@ -118,7 +118,7 @@ def contract_problem(kernel: Func, op: Op) -> ContractProblem:
 
 
 def _rows_inner(op: Op, roles: ContractRoles) -> bool:
-    """Whether neighbouring elements of the first operand are rows (or taps), not plainly reduced channels."""
+    """Return whether neighbouring elements of the first operand are rows or taps, not reduced channels."""
     at = reads(op)[0]
     inside = set(symbols(at[-1])) - set(roles.batch) if at else set()
     return not inside or not inside <= set(roles.channels)
@@ -230,7 +230,7 @@ def reached(kernel: Func, p: Value) -> int:
 
 
 def index_step(e: Expr, ranges: Ranges) -> int:
-    """What all values of an index are multiples of, from its first value on; 1 where that is not seen."""
+    """Return a divisor of all steps of an index from its first value on; 1 where none is seen."""
     moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
     form = coefficients(e, moving, ranges)
     if form is None or not isinstance(form[1], int):
@@ -262,7 +262,7 @@ class _Axis:
 
 
 def _axis(op: Op, name: str, windows: Sequence[tuple[str, str]]) -> _Axis:
-    """How one parallel dimension walks over its dimension of the first operand."""
+    """The walk of one parallel dimension over its dimension of the first operand."""
     if not name:
         return _Axis()
     sizes = domain(op)

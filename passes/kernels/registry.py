@@ -47,7 +47,7 @@ def register_choices(choices: Choices) -> Choices:
 
 
 def choices_in_order() -> tuple[Choices, ...]:
-    """How families choose, in the order in which they are asked."""
+    """Return how families choose, in the order in which they are asked."""
     _load()
     return tuple(_CHOICES[precedence] for precedence in sorted(_CHOICES))
 
@@ -83,7 +83,7 @@ def _named(name: Attr) -> KernelTemplate:
 
 
 def is_generated(func: Func) -> bool:
-    """Whether this compiler writes a function; False for kernels that a library computes."""
+    """Return whether this compiler writes a function; False for kernels that a library computes."""
     template = template_of(func)
     return template is None or template.generated
 

@@ -1,4 +1,4 @@
-"""What the rest of the compiler may ask about a kernel family: a frozen record without defaults."""
+"""The facts that the rest of the compiler may ask of a kernel family: a frozen record without defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Engine = Callable[[Func, Op, Hardware, float], SearchedEngine | None]
 
 @dataclass(frozen=True)
 class Joined:
-    """How a family takes part in the choice for a kernel that joins several.
+    """A family's part in the choice for a kernel that joins several.
 
     All are asked, by `precedence`; the first of those with the smallest estimate decides.
     """
@@ -73,13 +73,13 @@ class KernelTemplate:
 
     @property
     def generated(self) -> bool:
-        """Whether this compiler writes the kernels; False where a library computes them."""
+        """Return whether this compiler writes the kernels; False where a library computes them."""
         return self.lower is not None
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How a family takes part in the choice for a kernel on its own; see `Joined` for others.
+    """A family's part in the choice for a kernel on its own; see `Joined` for others.
 
     Families are asked by `precedence`, the least first, and the first one that does not refuse decides.
     """

@@ -12,8 +12,8 @@ from tilewright.ir import Expr
 
 @dataclass(frozen=True)
 class WeightOrder:
-    """How weights are stored: order of their dimensions, whether rounded to TF32, and the tile into which the
-    last one is cut (0: not cut), whose number then comes first."""
+    """The way weights are stored: order of dimensions, whether rounded to TF32, and the tile into which the
+    last dimension is cut (0: not cut), whose number then comes first."""
 
     axes: tuple[int, ...]
     rounds: bool
@@ -21,12 +21,12 @@ class WeightOrder:
 
     @property
     def changes(self) -> bool:
-        """Whether weights in this order differ from weights as they were."""
+        """Return whether weights in this order differ from weights as they were."""
         return self.axes != tuple(range(len(self.axes))) or self.rounds or bool(self.tile)
 
     @property
     def suffix(self) -> str:
-        """What distinguishes the names of such weights from others."""
+        """Return what distinguishes the names of such weights from others."""
         tile = f"_by{self.tile}" if self.tile else ""
         return f"packed_{''.join(map(str, self.axes))}{tile}{'_tf32' if self.rounds else ''}"
 

@@ -156,7 +156,7 @@ def attention_work(
 
 
 def _seen(view: AttentionView, plan: AttentionParameters, furthest: int | None) -> float:
-    """Of all tiles of keys of all warps the share that some query sees."""
+    """Return the share of all tiles of keys of all warps that some query sees."""
     tiles = plan.tiles(view)
     if furthest is None or tiles == 1:
         return 1.0

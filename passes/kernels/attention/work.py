@@ -90,7 +90,7 @@ class AttentionWork:
 
     @property
     def element_bytes(self) -> int:
-        """Of a factor."""
+        """Bytes of an element of a factor."""
         return _BYTES[self.dtype]
 
     @property
@@ -115,7 +115,7 @@ class AttentionWork:
 
     @property
     def loaded_bytes(self) -> float:
-        """Of keys and values, as fragments of a warp for a tile of keys."""
+        """Bytes of keys and values that a warp loads as fragments for a tile of keys."""
         return float(self.element_bytes * self.part * (self.steps * self.depth + self.columns * MMA_N))
 
     @property
@@ -142,7 +142,7 @@ class AttentionWork:
 
     @property
     def flops(self) -> float:
-        """Of both products, hidden pairs included."""
+        """Operations of both products, hidden pairs included."""
         return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
 
 

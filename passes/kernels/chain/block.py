@@ -1,4 +1,4 @@
-"""What all stages of a chain share while its thread-level kernel is written: origins, buffers, stores."""
+"""The state that all stages of a chain share while its kernel is written: origins, buffers, stores."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def kept_shape(chain: Chain, v: Value) -> tuple[int, ...]:
 
 
 def _walked(chain: Chain, v: Value) -> bool:
-    """Whether a contraction reduces over the last dimension of `v`."""
+    """Return whether a contraction reduces over the last dimension of `v`."""
     for stage in chain.stages:
         op = stage.anchor
         if op.name == "tensor.contract":
@@ -131,7 +131,7 @@ def _walked(chain: Chain, v: Value) -> bool:
 
 
 def contiguous(op: Op, operand: int, dim: str) -> bool:
-    """Whether neighbours along `dim` are neighbours in memory."""
+    """Return whether neighbours along `dim` are neighbours in memory."""
     *outer, last = reads(op)[operand] or (0,)
     if any(dim in symbols(e) for e in outer):
         return False

@@ -133,7 +133,7 @@ class StageContract:
         return out
 
     def _wide(self) -> bool:
-        """Whether a thread owns neighbouring indices of the fast dimension: vector loads need it."""
+        """Return whether a thread owns neighbouring indices of the fast dimension: vector loads need it."""
         fast = self.tiles.fast
         tile = self.tiles.tile.get(fast, 1)
         return tile % 2 == 0 and any(contiguous(self.op, i, fast) for i in (0, 1))
@@ -232,7 +232,7 @@ class StageContract:
 
 
 def is_staged(chain: Chain, stage: Stage, i: int) -> bool:
-    """Whether an operand is copied to shared memory chunk by chunk: what the block does not keep anyway."""
+    """Return whether an operand, which the block does not keep, is copied to shared memory by chunks."""
     return stage.anchor.operands[i] not in chain.kept
 
 

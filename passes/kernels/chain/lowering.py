@@ -54,7 +54,7 @@ def lower_chain(kernel: Func) -> Func:
 
 
 def shared_lanes(stage: Stage, plan: ChainParameters) -> bool:
-    """Whether several lanes fold each point of a reduction: long ones, and products without reuse."""
+    """Return whether several lanes fold each point of a reduction: long ones, and products without reuse."""
     op = stage.anchor
     if plan.lanes == 1 or combiner(op) is None or prod(dims(op, "red").values()) < MIN_SHARED:
         return False

@@ -1,4 +1,4 @@
-"""What a chain kernel with given parameters asks of a block, for the cost model; and where it is illegal."""
+"""The work of a block of a chain kernel with given parameters, for the cost model; where it is illegal."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _epilogue(stage: Stage) -> float:
 
 
 def _epilogue_reads(chain: Chain, stage: Stage) -> bool:
-    """Whether the maps after the anchor read parameters."""
+    """Return whether the maps after the anchor read parameters."""
     own = {v for op, _ in stage.members for v in op.results}
     later = [v for op, _ in stage.members if op is not stage.anchor for v in op.operands]
     return any(v not in own and v not in chain.kept for v in later)

@@ -1,4 +1,4 @@
-"""Which box of every intermediate one block of a chain needs: spans walked back through affine reads.
+"""The boxes of intermediates that one block of a chain needs: spans walked back through affine reads.
 
 A span is affine in the first indices ("origins") that the block owns of the final result's dimensions.
 """

@@ -103,7 +103,7 @@ def stages_of(kernel: Func) -> list[Stage]:
 
 
 def _places(op: Op, stage: Stage, stage_of: Mapping[Value, tuple[Stage, Places]]) -> Places | None:
-    """Where the op's dimensions are among the stage's, if it reads of it only its own point; else None."""
+    """Return the op's dimensions among the stage's, if it reads only its own point of it; else None."""
     if op.name != "tensor.map":
         return None
     par, ranges = dims(op, "par"), ranges_of(op)

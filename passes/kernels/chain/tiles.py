@@ -1,4 +1,4 @@
-"""How the threads of a block share the contraction of one stage: register tiles, their order, waves."""
+"""The division of one stage's contraction among the threads of a block: register tiles, order, waves."""
 
 from __future__ import annotations
 

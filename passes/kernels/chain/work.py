@@ -15,7 +15,7 @@ from tilewright.ir.hardware_facts import WARP
 
 @dataclass(frozen=True)
 class ChainStageWork:
-    """What one stage asks of one block.
+    """The work of one block for one stage.
 
     instructions: issued by its busiest thread; warps: that have work; multiply_adds: by all threads together;
     fetched_bytes: from global memory; round_trips: waits for global memory, one after the other;

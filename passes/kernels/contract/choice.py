@@ -180,6 +180,6 @@ def warp_shape(
 
 
 def _plain(op: Op, row: str, block: Mapping[str, int]) -> bool:
-    """Whether a row is the last of the parallel indices of the first operand that vary within a block."""
+    """Return whether a row is the last parallel index of the first operand that varies within a block."""
     inside = [d for e in reads(op)[0] for d in symbols(e) if block.get(d, 1) > 1]
     return inside[-1:] == [row]

@@ -134,7 +134,7 @@ def _lat(
 
 
 def _rate(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray) -> FloatArray:
-    """What the instruction reaches of the peak, on the tensor cores that have a warp at all."""
+    """Return what the instruction reaches of the peak, on the tensor cores that have a warp at all."""
     warps = _resident(problem, space, hardware, blocks) * space.warps
     share = np.where(space.groups > 0, hardware.wgmma_share, hardware.mma_sync_share)
     return np.asarray(share * np.minimum(1.0, warps / hardware.schedulers_per_sm))

@@ -30,7 +30,7 @@ SETS_GAIN = 0.93
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
-    """Whether the device multiplies such factors on tensor cores that the generated kernels can use."""
+    """Return whether the device multiplies such factors on tensor cores that generated kernels can use."""
     return not isinstance(hardware, CpuHardware) and tensor_fma(problem, hardware) > 0
 
 

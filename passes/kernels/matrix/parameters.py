@@ -19,7 +19,7 @@ MAX_STAGES = 6
 
 @dataclass(frozen=True)
 class MatrixTile(AttrRecord):
-    """What a block computes at a time: rows, columns, and elements along the channel."""
+    """The tile of a block: rows, columns, and elements along the channel."""
 
     m: int
     n: int
@@ -37,7 +37,7 @@ class Warps(AttrRecord):
 
 @dataclass(frozen=True)
 class MatrixParameters(AttrRecord):
-    """How one tensor-core kernel is cut.
+    """The division of one tensor-core kernel.
 
     block: the block's tile; warps: who shares it; stages: buffers of the ring of copies in flight; channel:
     the reduced dimension that is cut into chunks, '' in the model's space; raster: blocks along m that are

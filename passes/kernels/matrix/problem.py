@@ -1,4 +1,4 @@
-"""What a contraction asks of the tensor cores, in the cost model's numbers, and plans of its parameters."""
+"""The problem of a contraction on tensor cores in the cost model's numbers, and its parameters."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _packed_copy(view: MatrixView, size: int) -> int:
 
 
 def _packs_rows(kernel: Func, view: MatrixView) -> bool:
-    """Whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
+    """Return whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
     weights, at = view.op.operands[1], reads(view.op)[1]
     marked: tuple[int, ...] = kernel.get(WEIGHTS, ())  # type: ignore[assignment]
     once = sum(list(op.operands).count(weights) for op in kernel.body.ops) == 1

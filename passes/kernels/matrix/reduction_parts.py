@@ -76,7 +76,7 @@ def channel_of(op: Op) -> str:
 
 
 def sums_products(op: Op) -> bool:
-    """Whether the body adds the product of both factors to a sum from 0, 16-bit factors widened before."""
+    """Return whether the body adds the product of both factors, widened if of 16 bits, to a sum from 0."""
     assert op.body is not None
     if op["init"] != (0.0,):  # every part would start from it
         return False

@@ -127,7 +127,7 @@ class MatrixSpace:
         return MatrixParameters(MatrixTile(m, n, k), warps, stages, "", 1, "wgmma" if groups else "mma")
 
     def named(self, index: int) -> dict[str, int]:
-        """What records of measurements call the point at `index`: its columns."""
+        """Return what records of measurements call the point at `index`: its columns."""
         return {name: int(getattr(self, name)[index]) for name in COLUMNS}
 
     def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
@@ -164,7 +164,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
-    """Whether warpgroups can multiply the factors: tiles of both must be rows of the channel."""
+    """Return whether warpgroups can multiply the factors: tiles of both must be rows of the channel."""
     return problem.first_rows and problem.second_rows and hardware.wgmma_share > 0
 
 
@@ -180,7 +180,7 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
 
 
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
-    """Whether a block can be built and be resident."""
+    """Return whether a block can be built and be resident."""
     found = (space.m % (MMA_M * space.warps_m) == 0) & (space.n % (2 * MMA_N * space.warps_n) == 0)
     found &= space.k % (MMA_K_BYTES // problem.element_bytes * space.warps_k) == 0
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
@@ -248,12 +248,12 @@ def ahead_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 
 def rounds_first(problem: MatrixProblem) -> bool:
-    """Whether warpgroups round the first factor in registers, from where they multiply it."""
+    """Return whether warpgroups round the first factor in registers, from where they multiply it."""
     return problem.element_bytes == 4
 
 
 def two_at_a_time(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
-    """Whether warpgroups start to multiply a chunk before they are done with the one before."""
+    """Return whether warpgroups start to multiply a chunk before they are done with the one before."""
     overlaps = (space.groups > 0) & (space.stages >= OVERLAP_STAGES)
     return np.asarray(overlaps & (not rounds_first(problem)))
 

@@ -1,4 +1,4 @@
-"""What the tensor cores' model alone says of a product in parts: a first look that runs no passes."""
+"""Estimates of a product in parts by the tensor cores' model alone: a first look that runs no passes."""
 
 from __future__ import annotations
 

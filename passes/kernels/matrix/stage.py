@@ -108,7 +108,7 @@ class Staged:
         return held
 
     def store(self, held: Value, slot: Expr) -> None:
-        """What `load` gave, to a slot."""
+        """Write the loaded registers to a slot of shared memory."""
         w = self.w
         with (
             self._vectors() as (step, major, minor, inside),

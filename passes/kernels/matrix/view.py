@@ -20,7 +20,7 @@ NARROW = ("f16", "bf16")
 
 @dataclass(frozen=True)
 class Source:
-    """Where the elements of a factor come from: a tensor, and its index at each point of the contraction.
+    """The source of the elements of a factor: a tensor, and its index at each point of the contraction.
 
     Maps that only move elements are looked through. given: it is a parameter of the kernel, not computed.
     """
@@ -63,7 +63,7 @@ class MatrixView:
 
     @property
     def dtype(self) -> str:
-        """Of the factors."""
+        """Dtype of the factors."""
         return self.op.operands[0].tensor.dtype
 
     def outer(self, operand: int) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
 
 
 def on_tensor_cores(op: Op) -> bool:
-    """Whether tensor cores take the first factor of a contraction as it is, or may round it."""
+    """Return whether tensor cores take the first factor of a contraction as it is, or may round it."""
     dtype = op.operands[0].tensor.dtype
     return dtype in NARROW or (dtype == "f32" and op["factors"] == "tf32")
 
@@ -148,7 +148,7 @@ def _moves(op: Op) -> tuple[Value, tuple[Expr, ...]] | None:
 
 
 def neighbours(op: Op, source: Source, d: str) -> bool:
-    """Whether neighbours along a dimension are neighbours in memory, at least in pairs."""
+    """Return whether neighbours along a dimension are neighbours in memory, at least in pairs."""
     if run_of(op, source, d, 2) == 2:
         return True
     form = _terms(op, source.offset())
@@ -175,7 +175,7 @@ def run_of(op: Op, source: Source, d: str, widest: int) -> int:
 
 
 def _as_one(e: Expr, extent: int, lanes: int, ranges: Ranges) -> bool:
-    """Whether the elements of a run are all inside of a dimension or all outside of it."""
+    """Return whether the elements of a run are all inside of a dimension or all outside of it."""
     low, high = interval(simplify(e, ranges), ranges)
     form = coefficients(e, ["run.l"], ranges)
     if (low >= 0 and high < extent) or (form is not None and not form[0]):
@@ -184,7 +184,7 @@ def _as_one(e: Expr, extent: int, lanes: int, ranges: Ranges) -> bool:
 
 
 def multiplies(op: Op) -> bool:
-    """Whether the body adds the product of its two factors, perhaps widened, to the sum."""
+    """Return whether the body adds the product of its two factors, perhaps widened, to the sum."""
     assert op.body is not None
     names = [o.name for o in op.body.ops if o.name != "scalar.cast"]
     casts = [o for o in op.body.ops if o.name == "scalar.cast"]
@@ -203,10 +203,10 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
+    """Return whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
     return all(view.along(i) in ("", view.channel) for i in (0, 1))
 
 
 def plain(at: tuple[Expr, ...]) -> bool:
-    """Whether an index is distinct dimensions and nothing else."""
+    """Return whether an index is distinct dimensions and nothing else."""
     return all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)

@@ -14,7 +14,7 @@ from tilewright.passes.kernels.writing.writer import Writer
 
 
 def warpgroup_rows(w: Writer, plan: MatrixParameters) -> tuple[Expr, Expr]:
-    """Of this thread's warp in the block's tile: its warpgroup's first row, and its own first of these."""
+    """Return the first row of this thread's warpgroup in the block's tile, and that of its warp therein."""
     place = Sym("tid") // WARP % plan.warps.m
     first = place // WARPGROUP_WARPS * (WARPGROUP_WARPS * plan.warp_m)
     own = place % WARPGROUP_WARPS * MMA_M

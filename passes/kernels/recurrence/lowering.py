@@ -71,7 +71,7 @@ def lower_recur(kernel: Func) -> Func:
 
 
 def _elements(w: Writer, op: Op, env: dict[str, Expr]) -> list[Value]:
-    """What one step reads of the operands behind the start."""
+    """Return what one step reads of the operands behind the start."""
     points = Points(w)
     out = []
     for v, at, fill in list(zip(op.operands, reads(op), fills(op), strict=True))[1:]:

@@ -1,4 +1,4 @@
-"""Which template walks along the rows of a kernel on a GPU, and with which parameters."""
+"""The choice of the template that walks along the rows of a kernel on a GPU, and of its parameters."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _staged(
 
 
 def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
-    """How the rows lie in memory; None where that is unclear."""
+    """Return how the rows lie in memory; None where that is unclear."""
     anchor = phases.phases[0]
     inner = phases.inner(kernel)
     read = [v for v in phases.uses if v in kernel.params]
@@ -127,7 +127,7 @@ def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:
 
 
 def _one_row(contract: Op) -> bool:
-    """Whether a contraction multiplies a matrix and a vector."""
+    """Return whether a contraction multiplies a matrix and a vector."""
     roles, sizes = contract_roles(contract), domain(contract)
     return all(sizes[d] == 1 for d in roles.rows) and not roles.windows
 

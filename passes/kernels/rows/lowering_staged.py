@@ -71,7 +71,7 @@ class _RowsStaged(RowsKept):
 
     @contextmanager
     def _vectors(self) -> Iterator[tuple[Expr, Expr]]:
-        """Where each vector that this thread copies begins, in the block's rows and in all rows."""
+        """Return where each vector that this thread copies begins, in the block's rows and in all rows."""
         w, count = self.w, self.rows * self.length
         copies, threads = count // self.copied, self.width * self.rows
         with w.loop("f", -(-copies // threads), unroll=1) as step:

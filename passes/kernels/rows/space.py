@@ -27,7 +27,7 @@ _TOGETHER = 4
 
 @dataclass(frozen=True)
 class RowAccess:
-    """How the rows of a problem lie in memory.
+    """The place of the rows of a problem in memory.
 
     inner: extent of the dimension along which elements are contiguous: the last one of a row, or, with
     `across`, of the rows. element_bytes: of the array read. kept_words: registers per element of a row that

@@ -114,7 +114,7 @@ class RowWalks(ABC):
         """Before the elements of one step of a reduction."""
 
     def points(self, number: int, step: Expr, v: Expr) -> Points:
-        """What is known at element v of a step of a phase."""
+        """Return what is known at element v of a step of a phase."""
         return Points(self.w, self.totals_at(v))
 
     @abstractmethod
@@ -123,15 +123,15 @@ class RowWalks(ABC):
 
     # -- folds and stores ------------------------------------------------------------------------------------
     def valid(self) -> Mask:
-        """Whether this thread's group exists."""
+        """Return whether this thread's group exists."""
         return self.w.below(self.group, self.total)
 
     def steps(self, phase: Phase) -> int:
-        """How many steps a thread makes, the last ones perhaps beyond the row."""
+        """Return how many steps a thread makes, the last ones perhaps beyond the row."""
         return -(-prod(self.shape(phase)) // self.width)
 
     def step_at(self, phase: Phase, step: Expr) -> tuple[Mask, Index]:
-        """Where a step of this thread exists, and its index in `shape`."""
+        """Return where a step of this thread exists, and its index in `shape`."""
         w, shape = self.w, self.shape(phase)
         point = w.simple(step * self.width + self.lane)
         return (*self.valid(), *w.below(point, prod(shape))), w.unravel(point, shape)
@@ -319,7 +319,7 @@ class RowsKept(RowWalks):
                 self.check_vector(phase.extents()[-1])
 
     def prepare(self) -> None:
-        """What happens before the first phase."""
+        """Write what precedes the first phase."""
         self.wanted = self.found.kept(self.kernel)
         self._preload()
 

@@ -22,7 +22,7 @@ from tilewright.passes.kernels.writing.writer import Index
 
 
 def slides_inside(op: Op) -> bool:
-    """Whether windows slide along the innermost dimension of the outputs."""
+    """Return whether windows slide along the innermost dimension of the outputs."""
     return list(dims(op, "par"))[-1] in dict(windows_of(op))
 
 
@@ -120,7 +120,7 @@ class _WindowRuns(WindowTiles):
                     w.store(w.load(ready[result], (number, lane)), buffer, at, w.bounds(at, self.shape))
 
     def _counts_columns(self) -> bool:
-        """Whether a map asks for the number of its column, as means over what lies inside the image do.
+        """Return whether a map asks for the number of its column, as means over the inside of an image do.
 
         Such maps are no vectors: each lane stands in the code, where most of the numbers are constants.
         """

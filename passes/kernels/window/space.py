@@ -125,7 +125,7 @@ def _sums(p: _Box) -> int:
 
 @dataclass(frozen=True)
 class _Patch:
-    """What one thread reads of the first operand: loads, elements that come and that it needs, registers; and
+    """Reads of one thread of the first operand: loads, elements that come and that it needs, registers; and
     lines of the cache that a warp looks up for all loads, and for one row of results."""
 
     loads: int

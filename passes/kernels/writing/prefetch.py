@@ -48,7 +48,7 @@ def emit_prefetch(
 
 
 def _share(sharers: Sequence[tuple[Expr, int]]) -> tuple[int, Expr]:
-    """How many blocks share the work, and which part is this block's."""
+    """Return how many blocks share the work, and which part is this block's."""
     parts, index = 1, 0
     flat: Expr = index
     total = 1

@@ -39,7 +39,7 @@ class Region:
 
     @property
     def turned(self) -> bool:
-        """Whether the block keeps another dimension innermost than the operand."""
+        """Return whether the block keeps another dimension innermost than the operand."""
         several = [i for i in self.order if self.extents[i] > 1]
         return several[-1:] != sorted(several)[-1:]
 
@@ -235,6 +235,6 @@ class Fetch:
         return w.b.value("scalar.select", w.condition(edge), v, w.b.const(fill, r.value.tensor.dtype))
 
     def _place(self, origin: Mapping[str, Expr], at: Index) -> Index:
-        """Where an index of the box lies in the operand."""
+        """Return where an index of the box lies in the operand."""
         steps = zip(self.r.base(origin), at, self.r.gaps, strict=True)
         return tuple(self.w.simple(b + i * g) for b, i, g in steps)

@@ -1,4 +1,4 @@
-"""How a tile of the parallel domain is spread over blocks and threads."""
+"""Tiles of the parallel domain, spread over blocks and threads."""
 
 from __future__ import annotations
 
