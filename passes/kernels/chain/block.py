@@ -100,12 +100,12 @@ class ChainBlock:
             return
         value = points.value(r, at, edge)
         if r in self.buffers:
-            held = value
+            stored = value
             fill = self.chain.kept[r].fill
             if edge and fill is not None:
                 outside = w.b.const(fill, r.tensor.dtype)
-                held = w.b.value("scalar.select", w.condition(edge), value, outside)
-            w.store(held, self.buffers[r], tuple(inner), mask)
+                stored = w.b.value("scalar.select", w.condition(edge), value, outside)
+            w.store(stored, self.buffers[r], tuple(inner), mask)
         if r in w.outputs:
             w.store(value, w.outputs[r], at, (*mask, *edge))
 

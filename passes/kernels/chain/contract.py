@@ -42,7 +42,7 @@ class StageContract:
         self.chunks = {d: n // self.step[d] for d, n in self.red.items()}
         self.staged: list[tuple[Region, Value] | None] = []
         self.fetches: list[Fetch] = []
-        self.held: list[Value] = []
+        self.registers: list[Value] = []
         self.acc: Value | None = None
         self.wide = self._wide()
 
@@ -61,8 +61,8 @@ class StageContract:
         origin = self._symbolic_origin()
         self.fetches = [self._fetch(s[0], s[1], origin) for s in self.staged if s is not None]
         if sum(f.steps * f.width * itemsize(f.target.tensor.dtype) for f in self.fetches) <= HELD_BYTES:
-            self.held = [f.registers() for f in self.fetches]
-            for f, registers in zip(self.fetches, self.held, strict=True):
+            self.registers = [f.registers() for f in self.fetches]
+            for f, registers in zip(self.fetches, self.registers, strict=True):
                 f.load({**self.origin, **dict.fromkeys(self.red, 0)}, registers)
 
     def lower(self) -> None:
@@ -71,7 +71,7 @@ class StageContract:
             self.prepare()
         assert self.acc is not None
         looped = [d for d, n in self.chunks.items() if n > 1]
-        if len(self.held) < len(self.fetches) or len(looped) > 1:
+        if len(self.registers) < len(self.fetches) or len(looped) > 1:
             self._in_turn(self.acc)
         else:
             self._ahead(self.acc, looped)
@@ -94,7 +94,7 @@ class StageContract:
         for d in looped:
             with w.loop("c", self.chunks[d] - 1) as c:
                 following = {**first, d: w.simple((c + 1) * self.step[d])}
-                for f, registers in zip(self.fetches, self.held, strict=True):
+                for f, registers in zip(self.fetches, self.registers, strict=True):
                     f.load({**self.origin, **following}, registers)
                 self._multiply(acc, {**first, d: w.simple(c * self.step[d])})
                 self._put()
@@ -102,7 +102,7 @@ class StageContract:
         self._multiply(acc, last)
 
     def _put(self) -> None:
-        for f, registers in zip(self.fetches, self.held, strict=True):
+        for f, registers in zip(self.fetches, self.registers, strict=True):
             f.store(registers)
 
     # -- operands --------------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ class StageContract:
         w, t = self.w, self.tiles
         depth = DEPTH if self.deep else 1
         sizes = {d: n // depth if d == self.deep else n for d, n in self.step.items()}
-        held = [self._register_shape(i, depth) for i in (0, 1)]
+        shapes = [self._register_shape(i, depth) for i in (0, 1)]
         tiles = [  # declared outside: loops written out as text declare what they hold only once
             w.alloc([n for _, n in h], v.tensor.dtype, "reg", hint)
-            for h, v, hint in zip(held, self.op.operands, "ab", strict=True)
+            for h, v, hint in zip(shapes, self.op.operands, "ab", strict=True)
         ]
-        work = t.accumulators * depth + t.waves * sum(prod(n for _, n in h) for h in held)
+        work = t.accumulators * depth + t.waves * sum(prod(n for _, n in h) for h in shapes)
         with (
             w.reduction_loops(sizes, CHAIN_UNROLL_BUDGET // work) as local,
             w.loop("u", t.waves, unroll=1) as wave,
@@ -156,13 +156,13 @@ class StageContract:
             unit = self._unit(wave)
             with w.when(w.below(self._linear(wave), t.units)):
                 for i in (0, 1):
-                    self._load(i, held[i], tiles[i], unit, local, chunk)
+                    self._load(i, shapes[i], tiles[i], unit, local, chunk)
                 with (
                     w.loops("i", tuple(t.tile.values()), unroll=1) as item,
                     w.loop("v", depth, unroll=1) as v,
                 ):
                     at = {**dict(zip(t.tile, item, strict=True)), "": v}
-                    loaded = [w.load(x, [at[d] for d, _ in h]) for x, h in zip(tiles, held, strict=True)]
+                    loaded = [w.load(x, [at[d] for d, _ in h]) for x, h in zip(tiles, shapes, strict=True)]
                     (total,) = w.inline(self.op, [*loaded, w.load(acc, (wave, *item))], {})
                     w.store(total, acc, (wave, *item))
 

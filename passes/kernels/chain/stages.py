@@ -227,8 +227,8 @@ class _Regions:
                 low < 0 or high >= n
                 for (low, high), n in zip((s.reach(self.last) for s in box), v.tensor.shape, strict=True)
             )
-            wanted = self.fills.get(v, set())
-            if outside and len(wanted) > 1:
-                raise UnsupportedError(f"readers of an intermediate want {len(wanted)} values outside it")
-            fill = next(iter(wanted)) if outside and wanted else None
+            values = self.fills.get(v, set())
+            if outside and len(values) > 1:
+                raise UnsupportedError(f"readers of an intermediate want {len(values)} values outside it")
+            fill = next(iter(values)) if outside and values else None
             self.chain.kept[v] = Kept(box, fill)

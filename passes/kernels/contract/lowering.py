@@ -170,16 +170,16 @@ class _Contract:
         """Fetch chunk i+1 into registers before computing chunk i."""
         zero: dict[str, Expr] = dict.fromkeys(self.red, 0)
         fetches = [o.fetch for o in staged if o.fetch is not None]
-        held = [f.registers() for f in fetches]
-        for f, buffer in zip(fetches, held, strict=True):
+        registers = [f.registers() for f in fetches]
+        for f, buffer in zip(fetches, registers, strict=True):
             f.load(self._origin(zero), buffer)
             f.store(buffer)
         with self.w.loop("c", chunks - 1) as at:
             following = self._origin({**zero, d: at + 1})
-            for f, buffer in zip(fetches, held, strict=True):
+            for f, buffer in zip(fetches, registers, strict=True):
                 f.load(following, buffer)
             self._multiply(acc, operands, {**zero, d: at})
-            for f, buffer in zip(fetches, held, strict=True):
+            for f, buffer in zip(fetches, registers, strict=True):
                 f.store(buffer)
         self._multiply(acc, operands, {**zero, d: chunks - 1})
 
@@ -255,9 +255,9 @@ class _Contract:
         with self._items("i", order, unroll) as at:
             index = {d: w.simple(self.grid.origin(d) + self._offset(d, at[d])) for d in self.par}
             place = tuple(index[d] for d in self.par)
-            held = [at[d] for d in sorted(order, key=lambda d: position[d])]
+            own = [at[d] for d in sorted(order, key=lambda d: position[d])]
             with w.b.at(self.op.loc), w.when(w.bounds(place, tuple(self.par.values()))):
-                points = Points(w, {self.op.result: w.load(acc, held)})
+                points = Points(w, {self.op.result: w.load(acc, own)})
                 store_results(w, points, place)
 
     def _spill(self, acc: Value) -> Value:

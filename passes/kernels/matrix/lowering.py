@@ -119,7 +119,7 @@ class _Matrix:
         ring.start()
         kind = self.view.dtype
         steps = self.plan.block.k // self.depth // self.plan.warps.k
-        held = [
+        fragments = [
             w.alloc((min(2, steps), acc.tensor.shape[0], MMA_M, self.depth), kind, "frag", "a"),
             w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, MMA_N), kind, "frag", "b"),
         ]
@@ -128,28 +128,28 @@ class _Matrix:
         across = steps % 2 == 0
         if across:
             ring.arrive()
-            self._load(factors, held, 0, 0)
+            self._load(factors, fragments, 0, 0)
         with w.loop("chunk", self.chunks) as chunk:
             slot = ring.slot(chunk)
             if not across:
                 ring.arrive()
-                self._load(factors, held, slot, 0)
+                self._load(factors, fragments, slot, 0)
             waiting = ring.refill(chunk)
             for step in range(steps):
                 if step + 1 < steps:
-                    self._load(factors, held, slot, step + 1)
+                    self._load(factors, fragments, slot, step + 1)
                 else:
                     for factor, ahead, later in waiting:
                         factor.store(ahead, later)
                     if across and self.chunks > 1:
                         ring.arrive()
-                        self._load(factors, held, ring.slot(chunk + 1), 0)
-                self._multiply(held, acc, step)
+                        self._load(factors, fragments, ring.slot(chunk + 1), 0)
+                self._multiply(fragments, acc, step)
 
-    def _load(self, factors: list[Staged], held: list[Value], slot: Expr, step: Expr) -> None:
+    def _load(self, factors: list[Staged], fragments: list[Value], slot: Expr, step: Expr) -> None:
         """Fragments of both factors for one step along k."""
         w = self.w
-        for f, frag, origin in zip(factors, held, (self.warp_m, self.warp_n), strict=True):
+        for f, frag, origin in zip(factors, fragments, (self.warp_m, self.warp_n), strict=True):
             tiles = frag.tensor.shape[1]
             rounds = self.view.dtype == "f32" and not (f.operand and self.plan.rounded)
             width = MMA_N if f.operand else MMA_M
@@ -170,8 +170,8 @@ class _Matrix:
     def _buffer(self, frag: Value, step: Expr) -> Expr:
         return self.w.simple(step % frag.tensor.shape[0])
 
-    def _multiply(self, held: list[Value], acc: Value, step: Expr) -> None:
-        a, b = held
+    def _multiply(self, fragments: list[Value], acc: Value, step: Expr) -> None:
+        a, b = fragments
         with self.w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
             self.w.b.do(
                 "thread.mma", a, b, acc,

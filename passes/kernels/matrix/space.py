@@ -203,17 +203,17 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     sums = space.m * space.n // (WARP * space.warps_m * space.warps_n)
     a = space.m // space.warps_m // MMA_M * A_REGISTERS
     b = space.n // space.warps_n // MMA_N * B_REGISTERS
-    held = np.zeros(len(space))
+    ahead = np.zeros(len(space))
     for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
         if not copy:
             each = COPIED_REGISTERS + COMPUTED_REGISTERS * problem.head_work
-            held = held + (each * extent * space.k / (WARP * space.warps) - FREE_REGISTERS).clip(0)
+            ahead = ahead + (each * extent * space.k / (WARP * space.warps) - FREE_REGISTERS).clip(0)
     # Of a single chunk nothing is copied ahead.
-    held = np.where(chunks_of(problem, space) > 1, held, 0.0).astype(np.int64)
+    ahead = np.where(chunks_of(problem, space) > 1, ahead, 0.0).astype(np.int64)
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
     steps = space.k * problem.element_bytes // MMA_K_BYTES if rounds_first(problem) else 0
     fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
-    return np.asarray(sums + fragments + other + held, dtype=np.int64)
+    return np.asarray(sums + fragments + other + ahead, dtype=np.int64)
 
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -98,16 +98,16 @@ class Staged:
     def load(self, chunk: Expr) -> Value:
         """This thread's share of a chunk, in registers."""
         w = self.w
-        held = w.alloc((self.steps, self.lanes), self.view.dtype, "reg", f"{'ab'[self.operand]}_ahead")
+        registers = w.alloc((self.steps, self.lanes), self.view.dtype, "reg", f"{'ab'[self.operand]}_ahead")
         with (
             self._vectors() as (step, major, minor, inside),
             w.loop("v", self.lanes, unroll=1) as lane,
         ):
             where, mask = self._place(chunk, major, minor + lane)
-            w.store(self._computed(where, (*inside, *mask)), held, (step, lane))
-        return held
+            w.store(self._computed(where, (*inside, *mask)), registers, (step, lane))
+        return registers
 
-    def store(self, held: Value, slot: Expr) -> None:
+    def store(self, registers: Value, slot: Expr) -> None:
         """Write the loaded registers to a slot of shared memory."""
         w = self.w
         with (
@@ -115,7 +115,7 @@ class Staged:
             w.when(inside),
             w.loop("v", self.lanes, unroll=1) as lane,
         ):
-            w.store(w.load(held, (step, lane)), self.tiles, (slot, major, minor + lane))
+            w.store(w.load(registers, (step, lane)), self.tiles, (slot, major, minor + lane))
 
     @contextmanager
     def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:

@@ -76,14 +76,14 @@ def _multiply_held(
     """A chunk with the first factor in registers: while a step is multiplied the next one is loaded."""
     depth = MMA_K_BYTES // a.size
     steps, tiles = plan.block.k // depth, acc.tensor.shape[0]
-    held = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
+    fragments = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
     _, own = warpgroup_rows(w, plan)
     for step in range(steps):
         for i in range(tiles):
             row = own + i * WARPGROUP_WARPS * MMA_M
             w.b.do(
-                "thread.load_fragment", held, a.tiles,
+                "thread.load_fragment", fragments, a.tiles,
                 at=tuple(map(w.simple, a.place(slot, row, step * depth))),
                 role="a", transposed=False, item=(step, i), count=1, rounding="tf32",
             )  # fmt: skip
-        _start(w, plan, held, (step,), b, b.place(slot, column, step * depth), acc)
+        _start(w, plan, fragments, (step,), b, b.place(slot, column, step * depth), acc)

@@ -41,15 +41,15 @@ def lower_scan(kernel: Func) -> Func:
     dtype = op.result.tensor.dtype
     with w.b.at(op.loc), w.when(w.below(linear, total)):
         at = dict(zip(lines, w.unravel(linear, tuple(lines.values())), strict=True))
-        held = w.alloc((1,), dtype, "reg", "held")
-        w.store(w.b.const(op["init"], dtype), held, (0,))  # type: ignore[arg-type]
+        state = w.alloc((1,), dtype, "reg", "held")
+        w.store(w.b.const(op["init"], dtype), state, (0,))  # type: ignore[arg-type]
         with w.loop("s", par[along]) as step:
             place = w.simple(par[along] - 1 - step) if op["reverse"] else step
             env: dict[str, Expr] = {**at, along: place}
             points = Points(w)
-            before = w.load(held, (0,))
+            before = w.load(state, (0,))
             (after,) = w.inline(op, [*points.operands(op, env), before], env)
-            w.store(after, held, (0,))
+            w.store(after, state, (0,))
             index = tuple(env[d] for d in par)
             w.store(before if op["exclusive"] else after, w.outputs[op.result], index)
     return w.finish()

@@ -43,13 +43,13 @@ class _RowsStaged(RowsKept):
         phase = next(p for p in self.phases if p.columns)
         self.length = prod(phase.extents())
         self.check_vector(self.length)
-        source = whole_rows(self.kernel, self.found)
+        source = whole_rows(self.kernel, self.row_phases)
         if source is None:
             raise UnsupportedError("no parameter is read row by row", where=self.where)
         self.source = source
-        self.rewritten = rewritten_rows(self.kernel, self.found, source)
+        self.rewritten = rewritten_rows(self.kernel, self.row_phases, source)
         if self.steps(phase) * self.vec <= KEPT_ELEMENTS:
-            self.wanted = tuple(v for v in self.found.kept(self.kernel) if v not in self.kernel.params)
+            self.reused = tuple(v for v in self.row_phases.kept(self.kernel) if v not in self.kernel.params)
 
     def prepare(self) -> None:
         """Copy the rows of this block."""

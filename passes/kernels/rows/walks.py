@@ -42,7 +42,7 @@ class RowWalks(ABC):
         found = row_phases(kernel)
         if found is None:
             raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
-        self.kernel, self.found, self.phases = kernel, found, found.phases
+        self.kernel, self.row_phases, self.phases = kernel, found, found.phases
         self.extents = tuple(dims(self.phases[0].op, "par").values())
         #: results of the reductions so far
         self.totals: dict[Value, Value] = {}
@@ -302,10 +302,10 @@ class RowsKept(RowWalks):
                 f"expected blocks of whole warps, got {self.rows} rows of {self.width} threads",
                 where=self.where,
             )
-        self.uses = self.found.uses
+        self.uses = self.row_phases.uses
         #: registers of kept values, [steps, vec] each
         self.kept: dict[Value, Value] = {}
-        self.wanted: tuple[Value, ...] = ()
+        self.reused: tuple[Value, ...] = ()
         self.check_columns()
         self.place(self.extents, lanes_inner=True)
         #: registers of what the current step of a reduction reads, [vec] each
@@ -320,7 +320,7 @@ class RowsKept(RowWalks):
 
     def prepare(self) -> None:
         """Write what precedes the first phase."""
-        self.wanted = self.found.kept(self.kernel)
+        self.reused = self.row_phases.kept(self.kernel)
         self._preload()
 
     # -- walks -----------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class RowsKept(RowWalks):
         """All steps unrolled where registers are kept, else several at a time."""
         steps = self.steps(phase)
         together = max(n for n in range(1, MOST_TOGETHER + 1) if steps % n == 0)
-        unroll = 1 if self.wanted or steps <= MOST_TOGETHER else together if together > 1 else 0
+        unroll = 1 if self.reused or steps <= MOST_TOGETHER else together if together > 1 else 0
         return self.w.loop("s", steps, unroll=unroll)
 
     def shape(self, phase: Phase) -> tuple[int, ...]:
@@ -354,7 +354,7 @@ class RowsKept(RowWalks):
     def _preload(self) -> None:
         """Read all kept parameters at once, before anything waits for one of them."""
         w = self.w
-        params = [v for v in self.wanted if v in w.inputs]
+        params = [v for v in self.reused if v in w.inputs]
         for v in params:
             self._alloc(v)
             phase = self.phases[self.uses[v].phases[0]]
@@ -374,7 +374,7 @@ class RowsKept(RowWalks):
     def begin(self, number: int) -> None:
         """Registers for the computed values that this phase is the first to need."""
         self.fetched = {}
-        for v in self.wanted:
+        for v in self.reused:
             if v not in self.w.inputs and self.uses[v].phases[0] == number:
                 self._alloc(v)
 
@@ -390,11 +390,11 @@ class RowsKept(RowWalks):
             if value not in w.inputs or value in self.kept or not once:
                 continue
             if any(last in symbols(e) for at in found.indices for e in at):
-                held = w.alloc((self.vec,), value.tensor.dtype, "reg", "read")
+                buffer = w.alloc((self.vec,), value.tensor.dtype, "reg", "read")
                 with self.elements(phase) as lane:
                     place = self._place(value, phase, self.env(phase, column, lane))
-                    w.store(w.load(w.inputs[value], place), held, (lane,))
-                self.fetched[value] = held
+                    w.store(w.load(w.inputs[value], place), buffer, (lane,))
+                self.fetched[value] = buffer
 
     def points(self, number: int, step: Expr, v: Expr) -> Points:
         known = {**self.totals, **{value: self.w.load(b, (v,)) for value, b in self.fetched.items()}}
@@ -404,7 +404,7 @@ class RowsKept(RowWalks):
         return Points(self.w, known)
 
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
-        for value in self.wanted:
+        for value in self.reused:
             if value not in self.w.inputs and self.uses[value].phases[0] == number:
                 found = points.value(value, self._place(value, self.phases[number], env))
                 self.w.store(found, self.kept[value], at)

@@ -173,9 +173,9 @@ class Fetch:
     def copy(self, origin: Mapping[str, Expr]) -> None:
         """Global memory to the target."""
         if self.r.turned and self.width > 1:
-            held = self.registers()
-            self.load(origin, held)
-            self.store(held)
+            registers = self.registers()
+            self.load(origin, registers)
+            self.store(registers)
             return
         with self._points() as p:
             self.w.store(self._value(origin, p), self.target, self.r.stored(p.at), p.inside)
@@ -184,15 +184,15 @@ class Fetch:
         """A register buffer that holds this thread's share of the region."""
         return self.w.alloc((self.steps, self.width), self.r.value.tensor.dtype, "reg", "ahead")
 
-    def load(self, origin: Mapping[str, Expr], held: Value) -> None:
+    def load(self, origin: Mapping[str, Expr], registers: Value) -> None:
         """Global memory to registers."""
         with self._points() as p:
-            self.w.store(self._value(origin, p), held, (p.step, p.lane))
+            self.w.store(self._value(origin, p), registers, (p.step, p.lane))
 
-    def store(self, held: Value) -> None:
+    def store(self, registers: Value) -> None:
         """Registers to the target."""
         with self._points() as p:
-            value = self.w.load(held, (p.step, p.lane))
+            value = self.w.load(registers, (p.step, p.lane))
             self.w.store(value, self.target, self.r.stored(p.at), p.inside)
 
     @contextmanager
