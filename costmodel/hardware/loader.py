@@ -18,6 +18,11 @@ from tilewright.ir.machine import usable_cores
 
 _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
+#: the tables of coefficients that a record of a kind has, by name
+_COEFFICIENTS: dict[str, dict[str, type[Any]]] = {
+    kind: {name: form for name, form in get_type_hints(record).items() if is_dataclass(form)}
+    for kind, record in _KINDS.items()
+}
 #: the architecture that has instructions of warpgroups; neither older nor newer ones, nor sm_90 have them
 WARPGROUP_ARCH = "sm_90a"
 
@@ -162,12 +167,17 @@ def compiled_for(record: Hardware, arch: str) -> Hardware:
 @cache
 def known_hardware() -> tuple[Hardware, ...]:
     """Return all records that come with Tilewright, ordered by file name."""
-    return tuple(load_hardware_file(path) for path in sorted(_RECORDS.glob("*.toml")))
+    return tuple(_record_from_table(_shipped(path), str(path)) for path in sorted(_RECORDS.glob("*.toml")))
 
 
 def load_hardware_file(path: str | Path) -> Hardware:
     """The record in the TOML file `path`. Raises InputError naming the file and the faulty key."""
     return _record_from_table(_toml(path), str(path))
+
+
+@cache
+def _shipped(path: Path) -> Mapping[str, Any]:
+    return _toml(path)
 
 
 def _toml(path: str | Path) -> dict[str, Any]:
@@ -206,7 +216,7 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
     if not isinstance(kind, str) or kind not in _KINDS:
         raise InputError(f'expected kind = "gpu" or "cpu", got {kind!r}', where=where)
     record_type = _KINDS[kind]
-    coefficients = _coefficients_of(record_type)
+    coefficients = _COEFFICIENTS[kind]
     if unknown := sorted(set(table) - _KEYS - set(coefficients)):
         raise InputError(f"unknown key {unknown[0]!r} in a hardware record", where=where)
     name = table.get("name")
@@ -243,17 +253,11 @@ def _record_from_table(table: Mapping[str, Any], where: str) -> Hardware:
     )
 
 
-def _coefficients_of(record_type: type[GpuHardware] | type[CpuHardware]) -> dict[str, type[Any]]:
-    """The tables of coefficients that a record of this kind has, by name."""
-    hints: dict[str, type[Any]] = get_type_hints(record_type)
-    return {name: form for name, form in hints.items() if is_dataclass(form)}
-
-
 def _lent(forms: Mapping[str, type[Any]], lender: object, where: str) -> Mapping[str, Mapping[str, Any]]:
     """The tables of coefficients of the shipped record `lender`, which has all of its own."""
     path = _RECORDS / f"{str(lender).replace(' ', '').lower()}.toml"
     if path.is_file():
-        table = _lender(path)
+        table = _shipped(path)
         tables = {key: table[key] for key in forms if key in table}
         if table.get("name") == lender and len(tables) == len(forms):
             return tables
@@ -261,11 +265,6 @@ def _lent(forms: Mapping[str, type[Any]], lender: object, where: str) -> Mapping
         f"expected coefficients_of to be the name of a record that has all of them, got {lender!r:.80}",
         where=where,
     )
-
-
-@cache
-def _lender(path: Path) -> Mapping[str, Any]:
-    return _toml(path)
 
 
 def _read_constants(
