@@ -13,11 +13,11 @@ from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, T
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import KernelConstants, facts_in
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.kernels.decision import DECISION, KernelDecision, cost_of, estimate_of, text_of
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
-from tilewright.passes.tensor.share_kernels import kernel_text
 
 #: kernels that attention is looked for in, at most
 MAX_KERNELS = 4

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from tilewright.ir import Block, Builder, Func, Level, Module, Ref, Value
 from tilewright.measuring.measurer import RandomConstants
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import undecided
 from tilewright.passes.rewriting.values import replace_in_op
-from tilewright.passes.tensor.share_kernels import kernel_text
 
 
 def kernel_program(kernel: Func, constants: Collection[int]) -> Module:

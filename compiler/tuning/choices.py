@@ -11,8 +11,8 @@ from tilewright.codegen.builders.cache import cache_key
 from tilewright.ir import Module, TilewrightError
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_validation import Validation
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import undecided
-from tilewright.passes.tensor.share_kernels import kernel_text
 from tilewright.tuning.database.records import Entries, Key, Row, StoredChoice
 from tilewright.tuning.kernels.kernel_outcome import is_seconds, outcome_in, record_of
 from tilewright.tuning.kernels.search import Task

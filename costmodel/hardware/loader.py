@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, Hardware
 from tilewright.ir.bounded_file import read_bounded
@@ -20,7 +20,9 @@ _RECORDS = Path(__file__).parent / "records"
 _KINDS: dict[str, type[GpuHardware] | type[CpuHardware]] = {"gpu": GpuHardware, "cpu": CpuHardware}
 #: the tables of coefficients that a record of a kind has, by name
 _COEFFICIENTS: dict[str, dict[str, type[Any]]] = {
-    kind: {name: form for name, form in get_type_hints(record).items() if is_dataclass(form)}
+    kind: {
+        name: cast("type[Any]", form) for name, form in get_type_hints(record).items() if is_dataclass(form)
+    }
     for kind, record in _KINDS.items()
 }
 #: the architecture that has instructions of warpgroups; neither older nor newer ones, nor sm_90 have them

@@ -10,11 +10,11 @@ from tilewright.ir import Block, Builder, Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.memory_headroom import bytes_of
 from tilewright.passes.kernels.decision import estimate_of
+from tilewright.passes.kernels.registry import least_s
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
 from tilewright.passes.pipelines import ESTIMATES
 from tilewright.passes.rewriting.dead_ops import live_ops
-from tilewright.passes.tensor.choose_parameters import least_s
 
 
 def kernels_s(module: Module) -> float:

@@ -6,6 +6,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Iterator
 
+from tilewright.costmodel import Hardware
 from tilewright.ir import Attr, AttrRecord, Func, InputError, Level, Module, Pairs
 from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.typed_attributes import register_attribute, register_upgrade
@@ -172,6 +173,14 @@ def _upgraded(attrs: tuple[tuple[str, Attr], ...]) -> tuple[tuple[str, Attr], ..
 
 register_attribute(KernelDecision.attribute, _decision)
 register_upgrade(_upgraded)
+
+
+def least_s(kernel: Func, hardware: Hardware) -> float:
+    """Seconds a kernel takes at least with any parameters: arithmetic, traffic with warm caches, launch."""
+    for family in choices_in_order():
+        if (seconds := family.least_s(kernel, hardware)) is not None:
+            return seconds
+    return hardware.launch_floor_s
 
 
 def decision_faults(kernel: Func) -> Iterator[str]:

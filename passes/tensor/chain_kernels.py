@@ -11,12 +11,12 @@ from math import inf
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, UnsupportedError, Value
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template, joined_templates
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
 from tilewright.passes.tensor.chains.merge import callee_of
-from tilewright.passes.tensor.share_kernels import kernel_text
 
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.costmodel import Hardware, load_hardware
+from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, Level, UnsupportedError
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.decision import has_parameters
@@ -32,11 +32,3 @@ def choose_parameters(func: Func, ctx: PassContext) -> Func:
     ops = [op for op in func.body.ops if op.name != "tensor.return"]
     names = ", ".join(sorted({op.name for op in ops}))
     raise UnsupportedError(f"no template lowers a kernel of {names}", where=f"@{func.name} [{ops[0].loc}]")
-
-
-def least_s(kernel: Func, hardware: Hardware) -> float:
-    """Seconds a kernel takes at least with any parameters: arithmetic, traffic with warm caches, launch."""
-    for family in choices_in_order():
-        if (seconds := family.least_s(kernel, hardware)) is not None:
-            return seconds
-    return hardware.launch_floor_s

@@ -22,8 +22,7 @@ from tilewright.passes.kernels.decision import (
     with_parameters,
 )
 from tilewright.passes.kernels.engine_points import SearchedEngine, merged_order
-from tilewright.passes.kernels.registry import template_of, templates
-from tilewright.passes.tensor.choose_parameters import least_s
+from tilewright.passes.kernels.registry import least_s, template_of, templates
 
 #: steps from the model's choice along one parameter
 _REACH = 1

@@ -20,6 +20,7 @@ from tilewright.passes.kernels.registry import (
     chosen_template,
     decision_faults,
     is_generated,
+    least_s,
     parameters_chosen,
     register_choices,
     register_template,
@@ -27,7 +28,7 @@ from tilewright.passes.kernels.registry import (
     templates,
 )
 from tilewright.passes.kernels.template import Choices
-from tilewright.passes.tensor.choose_parameters import choose_parameters, least_s
+from tilewright.passes.tensor.choose_parameters import choose_parameters
 from tilewright.tools.irdump.run import read_source_file
 
 ROOT = Path(__file__).parents[4]

@@ -34,8 +34,8 @@ from tilewright.passes.kernels.matrix.space import (
     raster_of,
     shared_bytes,
 )
+from tilewright.passes.kernels.registry import least_s
 from tilewright.passes.kernels.weight_order import round_to_tf32
-from tilewright.passes.tensor.choose_parameters import least_s
 
 H100 = load_hardware("H100")
 GPUS = [load_hardware(name) for name in ("H100", "A100")]
