@@ -11,10 +11,10 @@ import sqlite3
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from tilewright.ir import InputError, WorkError
 from tilewright.ir.errors import file_path
@@ -41,8 +41,6 @@ from tilewright.tuning.database.records import (
     Row,
     StoredChoice,
     checksum,
-    choice_fault_of,
-    fault_of,
     read_lines,
     write_lines,
 )
@@ -50,27 +48,58 @@ from tilewright.tuning.database.travel import entries_saved_in, is_saved_executa
 
 T = TypeVar("T")
 
-_KEY = "program, device, driver, compiler"
-_WHERE = " WHERE program = ? AND device = ? AND driver = ? AND compiler = ?"
-_COLUMNS = f"{_KEY}, seconds, spread_s, repeats, measured_at, checksum"
-_SELECT = f"SELECT {_COLUMNS} FROM measurement"
-_VALUES = f"({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_REPLACE = f"INSERT OR REPLACE INTO measurement {_VALUES}"
+E = TypeVar("E", bound=Measurement | StoredChoice)
+
+
+class _Table(Generic[E]):
+    """A table of the file: entries of one class by key, each with its checksum.
+
+    better: the condition of SQL under which an entry from elsewhere (`excluded`) takes the place of one here.
+    """
+
+    def __init__(self, name: str, entry: type[E], better: str) -> None:
+        self.name, self.entry = name, entry
+        own = tuple(f.name for f in fields(entry))
+        key = tuple(f.name for f in fields(Key))
+        columns = (*key, *own, "checksum")
+        values = f"{name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+        changes = ", ".join(f"{c} = excluded.{c}" for c in (*own, "checksum"))
+        self.select_all = f"SELECT {', '.join(columns)} FROM {name}"
+        self.select_one = f"{self.select_all} WHERE {' AND '.join(f'{c} = ?' for c in key)}"
+        self.replace = f"INSERT OR REPLACE INTO {values}"
+        self.merge = f"INSERT INTO {values} ON CONFLICT DO UPDATE SET {changes} WHERE {better}"
+
+    def find(self, connection: sqlite3.Connection, key: Key) -> E | None:
+        """The entry under a key; raises Damage."""
+        row = connection.execute(self.select_one, astuple(key)).fetchone()
+        return None if row is None else self._checked(row)[1]
+
+    def all(self, connection: sqlite3.Connection) -> list[tuple[Key, E]]:
+        """All entries in the order of their keys; raises Damage."""
+        return [self._checked(row) for row in connection.execute(f"{self.select_all} ORDER BY 1, 2, 3, 4")]
+
+    def row(self, key: Key, entry: E) -> tuple[object, ...]:
+        """The row to store; raises WorkError for an entry that cannot be one."""
+        if fault := entry.fault(key):
+            raise WorkError(f"{fault} in a {self.name} to store")
+        return (*astuple(key), *astuple(entry), checksum(key, entry))
+
+    def _checked(self, row: tuple[Any, ...]) -> tuple[Key, E]:
+        key, entry = Key(*row[:4]), self.entry(*row[4:-1])
+        if fault := entry.fault(key):
+            raise Damage(fault)
+        if row[-1] != checksum(key, entry):
+            raise Damage(f"a {self.name} does not match its checksum")
+        return key, entry
+
+
 #: more runs say more; of as many the later ones
-_BETTER = (
-    f"INSERT INTO measurement {_VALUES} ON CONFLICT DO UPDATE SET seconds = excluded.seconds,"
-    " spread_s = excluded.spread_s, repeats = excluded.repeats, measured_at = excluded.measured_at,"
-    " checksum = excluded.checksum WHERE excluded.repeats > repeats"
-    " OR (excluded.repeats = repeats AND excluded.measured_at > measured_at)"
+_MEASUREMENTS = _Table(
+    "measurement",
+    Measurement,
+    "excluded.repeats > repeats OR (excluded.repeats = repeats AND excluded.measured_at > measured_at)",
 )
-_CHOICE_COLUMNS = f"{_KEY}, record, decided_at, checksum"
-_SELECT_CHOICE = f"SELECT {_CHOICE_COLUMNS} FROM choice"
-_CHOICE_VALUES = f"({_CHOICE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-_REPLACE_CHOICE = f"INSERT OR REPLACE INTO choice {_CHOICE_VALUES}"
-_NEWER_CHOICE = (
-    f"INSERT INTO choice {_CHOICE_VALUES} ON CONFLICT DO UPDATE SET record = excluded.record,"
-    " decided_at = excluded.decided_at, checksum = excluded.checksum WHERE excluded.decided_at > decided_at"
-)
+_CHOICES = _Table("choice", StoredChoice, "excluded.decided_at > decided_at")
 
 
 def named_tuning_database(path: str | os.PathLike[str] | None = None) -> tuple[Path, bool]:
@@ -114,42 +143,32 @@ class TuningDatabase:
 
     def get(self, key: Key) -> Measurement | None:
         """The measurement under `key`, or None; raises InputError for a damaged named file."""
-
-        def find(c: sqlite3.Connection) -> Measurement | None:
-            row = c.execute(_SELECT + _WHERE, astuple(key)).fetchone()
-            return None if row is None else _checked(row)[1]
-
-        return self._run(find)
+        return self._run(lambda c: _MEASUREMENTS.find(c, key))
 
     def choice(self, key: Key) -> StoredChoice | None:
         """The choice under `key`, or None; raises InputError for a damaged named file."""
-
-        def find(c: sqlite3.Connection) -> StoredChoice | None:
-            row = c.execute(_SELECT_CHOICE + _WHERE, astuple(key)).fetchone()
-            return None if row is None else _checked_choice(row)[1]
-
-        return self._run(find)
+        return self._run(lambda c: _CHOICES.find(c, key))
 
     def put(self, key: Key, measurement: Measurement) -> None:
         """Store, in place of what is there; on return it outlasts this process.
 
         Raises WorkError where a named file cannot be written.
         """
-        row = _as_row(key, measurement)
-        self._run(lambda c: c.execute(_REPLACE, row))
+        row = _MEASUREMENTS.row(key, measurement)
+        self._run(lambda c: c.execute(_MEASUREMENTS.replace, row))
 
     def put_choice(self, key: Key, choice: StoredChoice) -> None:
         """Like `put`, for a choice."""
-        row = _as_choice_row(key, choice)
-        self._run(lambda c: c.execute(_REPLACE_CHOICE, row))
+        row = _CHOICES.row(key, choice)
+        self._run(lambda c: c.execute(_CHOICES.replace, row))
 
     def rows(self) -> list[Row]:
         """All measurements by key; raises InputError for a damaged named file."""
-        return self._run(_all_rows)
+        return self._run(_MEASUREMENTS.all)
 
     def choices(self) -> list[ChoiceRow]:
         """All choices by key; raises InputError for a damaged named file."""
-        return self._run(_all_choices)
+        return self._run(_CHOICES.all)
 
     def entries(self) -> Entries:
         """Everything."""
@@ -172,14 +191,14 @@ class TuningDatabase:
 
     def take(self, entries: Entries) -> int:
         """Like `merge`, from anywhere."""
-        values = [_as_row(*row) for row in entries.rows]
-        chosen = [_as_choice_row(*row) for row in entries.choices]
+        measured = [_MEASUREMENTS.row(*row) for row in entries.rows]
+        chosen = [_CHOICES.row(*row) for row in entries.choices]
 
         def take(c: sqlite3.Connection) -> int:
             before = c.total_changes
             with transaction(c):
-                c.executemany(_BETTER, values)
-                c.executemany(_NEWER_CHOICE, chosen)
+                c.executemany(_MEASUREMENTS.merge, measured)
+                c.executemany(_CHOICES.merge, chosen)
             return c.total_changes - before
 
         return self._run(take)
@@ -241,9 +260,10 @@ class TuningDatabase:
         memory = connect_memory()
         if self._connection is not None:
             with suppress(*FAULTS):  # what can still be read serves on
-                memory.executemany(_REPLACE, [_as_row(*row) for row in _all_rows(self._connection)])
-                chosen = [_as_choice_row(*row) for row in _all_choices(self._connection)]
-                memory.executemany(_REPLACE_CHOICE, chosen)
+                measured = [_MEASUREMENTS.row(*row) for row in _MEASUREMENTS.all(self._connection)]
+                memory.executemany(_MEASUREMENTS.replace, measured)
+                chosen = [_CHOICES.row(*row) for row in _CHOICES.all(self._connection)]
+                memory.executemany(_CHOICES.replace, chosen)
         self.close()
         self._connection = memory
         _warn(
@@ -266,48 +286,8 @@ class TuningDatabase:
         self.close()
 
 
-def _all_rows(c: sqlite3.Connection) -> list[Row]:
-    return [_checked(row) for row in c.execute(f"{_SELECT} ORDER BY 1, 2, 3, 4")]
-
-
-def _all_choices(c: sqlite3.Connection) -> list[ChoiceRow]:
-    return [_checked_choice(row) for row in c.execute(f"{_SELECT_CHOICE} ORDER BY 1, 2, 3, 4")]
-
-
 def _all_entries(c: sqlite3.Connection) -> Entries:
-    return Entries(tuple(_all_rows(c)), tuple(_all_choices(c)))
-
-
-def _checked(row: tuple[object, ...]) -> Row:
-    """A row as read from the file; raises Damage."""
-    key, measurement = Key(*row[:4]), Measurement(*row[4:8])  # type: ignore[arg-type]
-    if fault := fault_of(key, measurement):
-        raise Damage(fault)
-    if row[8] != checksum(key, measurement):
-        raise Damage("a measurement does not match its checksum")
-    return key, measurement
-
-
-def _checked_choice(row: tuple[object, ...]) -> ChoiceRow:
-    """A row as read from the file; raises Damage."""
-    key, choice = Key(*row[:4]), StoredChoice(*row[4:6])  # type: ignore[arg-type]
-    if fault := choice_fault_of(key, choice):
-        raise Damage(fault)
-    if row[6] != checksum(key, choice):
-        raise Damage("a choice does not match its checksum")
-    return key, choice
-
-
-def _as_choice_row(key: Key, choice: StoredChoice) -> tuple[object, ...]:
-    if fault := choice_fault_of(key, choice):
-        raise WorkError(f"{fault} in a choice to store")
-    return (*astuple(key), *astuple(choice), checksum(key, choice))
-
-
-def _as_row(key: Key, measurement: Measurement) -> tuple[object, ...]:
-    if fault := fault_of(key, measurement):
-        raise WorkError(f"{fault} in a measurement to store")
-    return (*astuple(key), *astuple(measurement), checksum(key, measurement))
+    return Entries(tuple(_MEASUREMENTS.all(c)), tuple(_CHOICES.all(c)))
 
 
 def _reason(error: Exception) -> str:

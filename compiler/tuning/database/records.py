@@ -6,7 +6,7 @@ import json
 import math
 import os
 import zlib
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
 from tilewright.ir import InputError
@@ -48,6 +48,20 @@ class Measurement:
     repeats: int
     measured_at: int
 
+    def fault(self, key: Key) -> str:
+        """The fault of a row of a measurement in a few words; empty where it is well-formed."""
+        if not all(isinstance(text, str) for text in astuple(key)) or not key.program:
+            return "expected a key of texts with a program"
+        if not isinstance(self.seconds, float) or not 0 < self.seconds < math.inf:
+            return f"expected positive finite seconds, got {self.seconds!r:.40}"
+        if not isinstance(self.spread_s, float) or not 0 <= self.spread_s < math.inf:
+            return f"expected a finite spread, got {self.spread_s!r:.40}"
+        if type(self.repeats) is not int or not 1 <= self.repeats <= MAX_INTEGER:
+            return f"expected at least one repeat, got {self.repeats!r:.40}"
+        if type(self.measured_at) is not int or not 0 <= self.measured_at <= MAX_INTEGER:
+            return f"expected Unix seconds, got {self.measured_at!r:.40}"
+        return ""
+
 
 @dataclass(frozen=True)
 class StoredChoice:
@@ -60,6 +74,20 @@ class StoredChoice:
     record: str
     decided_at: int
 
+    def fault(self, key: Key) -> str:
+        """The fault of a row of a choice in a few words; empty where it is well-formed."""
+        if not all(isinstance(text, str) for text in astuple(key)) or ":" not in key.program:
+            return "expected a key of texts with what was chosen"
+        if type(self.decided_at) is not int or not 0 <= self.decided_at <= MAX_INTEGER:
+            return f"expected Unix seconds, got {self.decided_at!r:.40}"
+        if not isinstance(self.record, str) or len(self.record) > MAX_RECORD_CHARS:
+            return f"expected a record of at most {MAX_RECORD_CHARS} characters"
+        try:
+            record = load_strict_json(self.record, "record")
+        except InputError as error:
+            return str(error)
+        return "" if isinstance(record, dict) else "expected a record that is an object"
+
 
 Row = tuple[Key, Measurement]
 ChoiceRow = tuple[Key, StoredChoice]
@@ -71,36 +99,6 @@ class Entries:
 
     rows: tuple[Row, ...] = ()
     choices: tuple[ChoiceRow, ...] = ()
-
-
-def fault_of(key: Key, m: Measurement) -> str:
-    """The fault of a row of a measurement in a few words; empty where it is well-formed."""
-    if not all(isinstance(text, str) for text in astuple(key)) or not key.program:
-        return "expected a key of texts with a program"
-    if not isinstance(m.seconds, float) or not 0 < m.seconds < math.inf:
-        return f"expected positive finite seconds, got {m.seconds!r:.40}"
-    if not isinstance(m.spread_s, float) or not 0 <= m.spread_s < math.inf:
-        return f"expected a finite spread, got {m.spread_s!r:.40}"
-    if type(m.repeats) is not int or not 1 <= m.repeats <= MAX_INTEGER:
-        return f"expected at least one repeat, got {m.repeats!r:.40}"
-    if type(m.measured_at) is not int or not 0 <= m.measured_at <= MAX_INTEGER:
-        return f"expected Unix seconds, got {m.measured_at!r:.40}"
-    return ""
-
-
-def choice_fault_of(key: Key, choice: StoredChoice) -> str:
-    """The fault of a row of a choice in a few words; empty where it is well-formed."""
-    if not all(isinstance(text, str) for text in astuple(key)) or ":" not in key.program:
-        return "expected a key of texts with what was chosen"
-    if type(choice.decided_at) is not int or not 0 <= choice.decided_at <= MAX_INTEGER:
-        return f"expected Unix seconds, got {choice.decided_at!r:.40}"
-    if not isinstance(choice.record, str) or len(choice.record) > MAX_RECORD_CHARS:
-        return f"expected a record of at most {MAX_RECORD_CHARS} characters"
-    try:
-        record = load_strict_json(choice.record, "record")
-    except InputError as error:
-        return str(error)
-    return "" if isinstance(record, dict) else "expected a record that is an object"
 
 
 def checksum(key: Key, value: Measurement | StoredChoice) -> int:
@@ -165,25 +163,15 @@ def _check_header(line: str, where: str) -> None:
         )
 
 
-_KEY, _MEASUREMENT = tuple(Key.__annotations__), tuple(Measurement.__annotations__)
-_CHOICE = tuple(StoredChoice.__annotations__)
-
-
 def _entry(line: str, where: str) -> tuple[Key, Measurement | StoredChoice]:
     try:
         data = load_strict_json(line, where)
-        chosen = isinstance(data, dict) and "record" in data
-        found = JsonFields(data, where, (*_KEY, *(_CHOICE if chosen else _MEASUREMENT))).data
+        kind = StoredChoice if isinstance(data, dict) and "record" in data else Measurement
+        own, of_key = (tuple(f.name for f in fields(k)) for k in (kind, Key))
+        values = JsonFields(data, where, (*of_key, *own)).data
     except InputError as error:
         raise InputError(str(error)) from None
-    key = Key(*(found[name] for name in _KEY))
-    entry: Measurement | StoredChoice
-    if chosen:
-        entry = StoredChoice(*(found[name] for name in _CHOICE))
-        fault = choice_fault_of(key, entry)
-    else:
-        entry = Measurement(*(found[name] for name in _MEASUREMENT))
-        fault = fault_of(key, entry)
-    if fault:
+    key, entry = Key(*(values[name] for name in of_key)), kind(*(values[name] for name in own))
+    if fault := entry.fault(key):
         raise InputError(fault, where=where)
     return key, entry
