@@ -18,7 +18,7 @@ from tilewright.compilation.option_values import (
     Tune,
     Workspace,
 )
-from tilewright.compilation.own_passes import GivenPasses, OwnPasses
+from tilewright.compilation.own_passes import OwnPasses, PassesOption
 from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts
 from tilewright.devices.opening import open_device
@@ -30,7 +30,7 @@ from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.request import CompileRequest
-from tilewright.running.buckets import Buckets, GivenShapes
+from tilewright.running.buckets import Buckets, ShapesOption
 from tilewright.running.executable import LEVELS, Artifact, Executable
 from tilewright.running.reference import ReferenceExecutable
 from tilewright.running.shaped import shaped_executable
@@ -53,9 +53,9 @@ def compile(
     partitioner: Partitioner = PARTITIONER,
     streams: str | None = None,
     instances: int = 1,
-    shapes: Sequence[GivenShapes] | None = None,
+    shapes: Sequence[ShapesOption] | None = None,
     progress: bool | None = None,
-    passes: GivenPasses = (),
+    passes: PassesOption = (),
     instruments: Sequence[Instrument] = (),
     verify_each: bool = False,
 ) -> Executable:

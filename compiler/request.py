@@ -15,13 +15,13 @@ from tilewright.compilation.option_values import (
     Tune,
     Workspace,
 )
-from tilewright.compilation.own_passes import GivenPasses
+from tilewright.compilation.own_passes import PassesOption
 from tilewright.ir import InputError
 from tilewright.ir.errors import expect
 from tilewright.measuring.budget import budget_seconds
 from tilewright.passes import Instrument
 from tilewright.passes.pipelines import PRECISIONS
-from tilewright.running.buckets import GivenShapes
+from tilewright.running.buckets import ShapesOption
 
 #: options that only kernels have, with the values that ask for nothing
 _OF_KERNELS = {
@@ -48,9 +48,9 @@ class CompileRequest:
     partitioner: Partitioner
     streams: str | None
     instances: int
-    shapes: Sequence[GivenShapes] | None
+    shapes: Sequence[ShapesOption] | None
     progress: bool | None
-    passes: GivenPasses
+    passes: PassesOption
     instruments: Sequence[Instrument]
     verify_each: bool
 

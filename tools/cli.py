@@ -48,14 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with one_line_warnings(), _ended_by_sigterm():
             getattr(import_module(f"tilewright.tools.{module}"), action)(arguments)
     except ArgumentError as e:
-        return _told(str(e), 2)
+        return _fail_with(str(e), 2)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
     except KeyboardInterrupt as e:
-        return _told(str(e) or "interrupted", 130)
+        return _fail_with(str(e) or "interrupted", 130)
     except MemoryError as e:
-        return _told(f"out of memory: {e}" if str(e) else "out of memory", 1)
+        return _fail_with(f"out of memory: {e}" if str(e) else "out of memory", 1)
     except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
         return _failed(e, words)
     return 0
@@ -80,23 +80,23 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _failed(error: Exception, words: Sequence[str]) -> int:
-    """The exit code of one of our errors, told in a line; of anything else the place as well.
+    """Print an error on one line, of anything but our own errors with its place; the exit code.
 
     An error of the system about a file that the arguments name (one of their `words`) is about the input.
     """
     from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
 
     if isinstance(error, TilewrightError):
-        return _told(str(error), 2 if isinstance(error, InputError) else 1)
+        return _fail_with(str(error), 2 if isinstance(error, InputError) else 1)
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
         named = any(error.filename in word for word in words)
-        return _told(f"{error.filename}: {error.strerror}", 2 if named else 1)
+        return _fail_with(f"{error.filename}: {error.strerror}", 2 if named else 1)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{PurePath(place.filename).name}:{place.lineno}"
-    return _told(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
+    return _fail_with(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
 
 
-def _told(text: str, code: int) -> int:
+def _fail_with(text: str, code: int) -> int:
     print(f"error: {one_line(text)}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""`python -m tilewright.tools.demo`: ResNet-18 from a Relay file to checked results, told step by step."""
+"""`python -m tilewright.tools.demo`: ResNet-18 from a Relay file to checked results, step by step."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from tilewright.passes.framework.importing import import_passes
 from tilewright.passes.pipelines import OWN_GRAPH_PASSES_END, around_own_passes
 
 #: a pass, or several: configured, by definition with its defaults, or as the text of a pipeline
-GivenPass = Pass | PassDef[...] | Pipeline | str
+PassOption = Pass | PassDef[...] | Pipeline | str
 #: passes that say themselves at which level they run, or passes by level
-GivenPasses = Sequence[GivenPass] | Mapping[str, GivenPass | Sequence[GivenPass]]
+PassesOption = Sequence[PassOption] | Mapping[str, PassOption | Sequence[PassOption]]
 
 _STAGES = tuple(level.value for level in (Level.GRAPH, Level.TENSOR, Level.THREAD))
 
@@ -25,7 +25,7 @@ class OwnPasses:
     pipelines: tuple[tuple[str, Pipeline], ...] = ()
 
     @staticmethod
-    def of(given: GivenPasses | OwnPasses, *, where: str = "passes") -> OwnPasses:
+    def of(given: PassesOption | OwnPasses, *, where: str = "passes") -> OwnPasses:
         """Passes by their level; raises InputError for what is no pass, or no pass of its level.
 
         A text may begin with its level, as in `graph: merge-relus, cse`; otherwise, and for everything else
@@ -89,7 +89,7 @@ def named_passes(imports: Sequence[str], texts: Sequence[str]) -> OwnPasses:
     return OwnPasses.of(tuple(texts), where="--pass-pipeline")
 
 
-def _each(given: object, where: str) -> Sequence[GivenPass]:
+def _each(given: object, where: str) -> Sequence[PassOption]:
     if isinstance(given, Pass | PassDef | Pipeline | str):
         return (given,)
     if isinstance(given, Sequence):
@@ -103,7 +103,7 @@ def _level(name: str, where: str) -> str:
     return name.strip()
 
 
-def _passes(item: GivenPass, level: str, where: str) -> Iterator[tuple[Pass, str]]:
+def _passes(item: PassOption, level: str, where: str) -> Iterator[tuple[Pass, str]]:
     """The passes of one item, each with its level."""
     if isinstance(item, str):
         head, colon, rest = item.partition(":")

@@ -16,7 +16,7 @@ from tilewright.passes.kernels.decision import is_measured
 
 
 def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:
-    """A row for all convolutions alike of a graph-level @main, after their algorithms were chosen.
+    """A row for each group of equal convolutions of a graph-level @main, after their algorithms were chosen.
 
     origins, data, kernel (shapes), algorithm, and `considered`: of each algorithm that competes `estimate_s`
     and, where a device was asked, `bound_s` and `measured_s` (None where the bound ruled it out).

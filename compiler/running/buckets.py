@@ -11,7 +11,7 @@ from tilewright.runtime.dlpack import view_capsule
 
 Shape = tuple[int, ...]
 #: shapes by input name, or the shape of the only input
-GivenShapes = Mapping[str, Sequence[int]] | Sequence[int]
+ShapesOption = Mapping[str, Sequence[int]] | Sequence[int]
 
 
 class Buckets:
@@ -26,7 +26,7 @@ class Buckets:
             raise InputError(f"expected different shapes, got {self.text(double)} twice")
 
     @classmethod
-    def of(cls, module: Module, given: Sequence[GivenShapes]) -> Buckets:
+    def of(cls, module: Module, given: Sequence[ShapesOption]) -> Buckets:
         """The buckets a caller asks for; inputs a mapping does not name keep the module's shapes.
 
         Raises InputError where a plain shape is given to a module of several inputs, for unknown names, and
@@ -43,7 +43,7 @@ class Buckets:
         return cls(names, buckets)
 
     @staticmethod
-    def named(names: Sequence[str], shapes: GivenShapes) -> Mapping[str, Sequence[int]]:
+    def named(names: Sequence[str], shapes: ShapesOption) -> Mapping[str, Sequence[int]]:
         """Shapes by input name; a plain shape is that of the only input."""
         if isinstance(shapes, Mapping):
             unknown = [n for n in shapes if n not in names]
@@ -67,7 +67,7 @@ class Buckets:
                 raise InputError(f"expected {len(self.names)} inputs ({names}), got {len(inputs)}") from None
             return self.find([_shape_of(x, n) for x, n in zip(inputs, self.names, strict=True)])
 
-    def of_shapes(self, shapes: GivenShapes) -> int:
+    def of_shapes(self, shapes: ShapesOption) -> int:
         """The bucket of shapes by input name; inputs that are not named may have any. Raises InputError."""
         extents = {n: tuple(s) for n, s in self.named(self.names, shapes).items()}
         fits = [

@@ -173,7 +173,7 @@ class Executable:
 
     @contextmanager
     def _working(self) -> Iterator[InstancePool]:
-        """The opened pool, errors told as public ones; a device on which nothing is loaded is given back."""
+        """The opened pool; after an error, a device on which nothing is loaded is given back."""
         try:
             yield self._open()[1]
         except BaseException:

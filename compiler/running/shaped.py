@@ -14,7 +14,7 @@ from tilewright.devices.opening import OpenedDevice
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
 from tilewright.profiling.profile import Profile
-from tilewright.running.buckets import Buckets, GivenShapes, Shape
+from tilewright.running.buckets import Buckets, Shape, ShapesOption
 from tilewright.running.executable import Artifact, Executable, inputs_of
 from tilewright.running.named_inputs import in_order
 from tilewright.running.reference import ReferenceExecutable
@@ -53,7 +53,7 @@ class ShapedExecutable(Executable):
         """The shapes of every bucket, by input name."""
         return self._buckets.as_mappings()
 
-    def select(self, shapes: GivenShapes) -> Executable:
+    def select(self, shapes: ShapesOption) -> Executable:
         """The executable of one bucket; shapes by input name, or of the only input. Raises InputError."""
         return self.executables[self._buckets.of_shapes(shapes)]
 
@@ -109,11 +109,11 @@ class ShapedExecutable(Executable):
             shapes = {n: list(s) for n, s in self.buckets[i].items()}
             reports.append({"shapes": shapes, **e.report(), **facts})
         once = {key: n for mine in sizes for key, n in mine.items()}
-        apart = sum(sum(mine.values()) for mine in sizes)
+        unshared = sum(sum(mine.values()) for mine in sizes)
         return {
             **self.executables[0].report(),
             "constant_bytes": sum(once.values()),
-            "shared_constant_bytes_saved": apart - sum(once.values()),
+            "shared_constant_bytes_saved": unshared - sum(once.values()),
             "buckets": reports,
         }
 
@@ -142,7 +142,7 @@ class ShapedReference(ReferenceExecutable):
         """The shapes of every bucket, by input name."""
         return self._buckets.as_mappings()
 
-    def select(self, shapes: GivenShapes) -> ReferenceExecutable:
+    def select(self, shapes: ShapesOption) -> ReferenceExecutable:
         """The executable of one bucket. Raises InputError."""
         return self.executables[self._buckets.of_shapes(shapes)]
 

@@ -14,7 +14,14 @@ from tilewright.compilation.option_values import (
     Workspace,
 )
 from tilewright.tools.arguments.parsing import CommandParser, whole
-from tilewright.tools.arguments.scope import ANYTHING, COMPILED, NETWORKS, WITHOUT_WEIGHTS, Given, OptionScope
+from tilewright.tools.arguments.scope import (
+    ANYTHING,
+    COMPILED,
+    NETWORKS,
+    WITHOUT_WEIGHTS,
+    NetworkKind,
+    OptionScope,
+)
 
 #: seeds of NumPy's generators that all commands take
 SEED = whole(0, 2**63 - 1)
@@ -34,7 +41,7 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         help="a Relay (.relay text, .json), ONNX (.onnx), torch.export (.pt2) or Tilewright IR (.ir) file, "
         "or zoo:nasnet_mobile, zoo:gpt2_small{sequence=64}, ...",
     )
-    relay = OptionScope(frozenset({Given.RELAY}))
+    relay = OptionScope(frozenset({NetworkKind.RELAY}))
     p.add_scoped(
         p,
         relay,
@@ -85,7 +92,7 @@ def add_shape_arguments(p: CommandParser, scope: OptionScope, more: str = "") ->
     )
     p.add_scoped(
         p,
-        replace(scope, inputs=frozenset({Given.ONNX})),
+        replace(scope, inputs=frozenset({NetworkKind.ONNX})),
         "--constant",
         action="append",
         default=[],

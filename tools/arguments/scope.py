@@ -16,7 +16,7 @@ class ArgumentError(Exception):
     """The arguments are bad (exit code 2); as `tilewright.ir.InputError`, without loading what that needs."""
 
 
-class Given(Enum):
+class NetworkKind(Enum):
     """The kind of thing that an argument NET names."""
 
     RELAY = "Relay network"
@@ -27,19 +27,24 @@ class Given(Enum):
     SAVED = "saved executable"
 
     @staticmethod
-    def of(network: str) -> Given:
+    def of(network: str) -> NetworkKind:
         """The kind by the beginning and the suffix of a name; without a known suffix it is Relay."""
         if network.startswith(ZOO):
-            return Given.ZOO
-        suffixes = {".ir": Given.IR, ".onnx": Given.ONNX, ".pt2": Given.EXPORTED, ".tw": Given.SAVED}
-        return suffixes.get(PurePath(network).suffix, Given.RELAY)
+            return NetworkKind.ZOO
+        suffixes = {
+            ".ir": NetworkKind.IR,
+            ".onnx": NetworkKind.ONNX,
+            ".pt2": NetworkKind.EXPORTED,
+            ".tw": NetworkKind.SAVED,
+        }
+        return suffixes.get(PurePath(network).suffix, NetworkKind.RELAY)
 
 
-ANYTHING = frozenset(Given)
+ANYTHING = frozenset(NetworkKind)
 #: all that is compiled first
-NETWORKS = ANYTHING - {Given.SAVED}
+NETWORKS = ANYTHING - {NetworkKind.SAVED}
 #: all whose weights are not in the file, so that random ones may be drawn
-WITHOUT_WEIGHTS = frozenset({Given.RELAY, Given.ZOO})
+WITHOUT_WEIGHTS = frozenset({NetworkKind.RELAY, NetworkKind.ZOO})
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class OptionScope:
     must have. without: options that must not be given.
     """
 
-    inputs: frozenset[Given] = ANYTHING
+    inputs: frozenset[NetworkKind] = ANYTHING
     kernels: bool = False
     needs: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -64,7 +69,7 @@ COMPILED = OptionScope(NETWORKS, kernels=True)
 def check_scope(flag: str, scope: OptionScope, arguments: argparse.Namespace) -> None:
     """Raise ArgumentError where `flag` was given and has no meaning beside the other arguments."""
     for network in _networks(arguments):
-        if (kind := Given.of(network)) not in scope.inputs:
+        if (kind := NetworkKind.of(network)) not in scope.inputs:
             raise ArgumentError(
                 f"{flag}: expected {_listed(scope.inputs)} with this option, got the {kind.value} {network}"
             )
@@ -91,9 +96,9 @@ def _is_given(option: str, arguments: argparse.Namespace) -> bool:
     return getattr(arguments, name, None) == value if value else name in arguments.given
 
 
-def _listed(kinds: Iterable[Given]) -> str:
+def _listed(kinds: Iterable[NetworkKind]) -> str:
     known = frozenset(kinds)
     if known == NETWORKS:
         return "a network"
-    *rest, last = [f"{'an' if k.value[0] in 'aeiouO' else 'a'} {k.value}" for k in Given if k in known]
+    *rest, last = [f"{'an' if k.value[0] in 'aeiouO' else 'a'} {k.value}" for k in NetworkKind if k in known]
     return f"{', '.join(rest)} or {last}" if rest else last

@@ -1,4 +1,4 @@
-"""One comparison: contenders set up, checked, timed in turns, and told as plain data."""
+"""One comparison: contenders are set up, checked and timed by turns; the result is plain data."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def compare(
             results = [c.outputs() for c in everyone]
             entrants = set_up(peers)
             for c in entrants.checked:
-                with peers.told(c.peer, c.variant):
+                with peers.noting_failures(c.peer, c.variant):
                     results.append(c.outputs())
                     everyone.append(c)
             others = len(everyone) - len(settings.ours)
@@ -113,10 +113,10 @@ def compare(
             for c in everyone:
                 c.close()
     own, rest = rows[: len(settings.ours)], rows[len(settings.ours) :]
-    return _told(own, [*rest, *peers.failures], judged(own, rest[:others]))
+    return _as_row(own, [*rest, *peers.failures], judged(own, rest[:others]))
 
 
-def _told(ours: Sequence[Row], peers: Sequence[Row], ratios: Row) -> Row:
+def _as_row(ours: Sequence[Row], peers: Sequence[Row], ratios: Row) -> Row:
     wrong = [f"{r['peer']} {r['variant']} (error {r['relative_error']:.3g})" for r in ours if "reason" in r]
     return {
         "status": "wrong" if wrong else "ok",
@@ -153,9 +153,9 @@ def is_right(check: Mapping[str, float], limit: float) -> bool:
 class ExactReference:
     """Exact results, interpreted in float64 from the network as it was imported.
 
-    batched: of a batch the first and the last sample. A network treats the samples of a batch alike, so
+    batched: of a batch the first and the last sample. A network computes each sample of a batch by itself, so
     sample i of a batch equals the network at batch 1 on it; results are kept by sample, and batches that
-    begin alike share them. Otherwise everything: inputs need not share a batch.
+    begin with the same samples share them. Otherwise everything: inputs need not share a batch.
     """
 
     def __init__(self, module: Module, *, batched: bool = True) -> None:

@@ -118,7 +118,7 @@ class Peers:
                 self._torch.cuda.empty_cache()
 
     @contextmanager
-    def told(self, peer: str, variant: str) -> Iterator[None]:
+    def noting_failures(self, peer: str, variant: str) -> Iterator[None]:
         """Whatever PyTorch raises in the block goes to `failures`."""
         try:
             yield
@@ -141,11 +141,11 @@ class Peers:
         for variant in variants:
             for peer in self._names:
                 if peer not in compiled:
-                    with self.told(peer, variant):
+                    with self.noting_failures(peer, variant):
                         made.append(self._set_up(peer, variant, module, inputs))
         for variant in variants if self._all_variants or not made else [_fastest(made)]:
             for peer in compiled:
-                with self.told(peer, variant):
+                with self.noting_failures(peer, variant):
                     made.append(self._set_up(peer, variant, module, inputs))
         return made
 
@@ -157,7 +157,7 @@ class Peers:
         if self.clock is None or not self._names:
             return made
         for variant in VARIANTS[: 2 if any(x.ndim == 4 for x in inputs) else 1]:
-            with self.told("torch", variant):
+            with self.noting_failures("torch", variant):
                 tensors = torch_inputs(self.clock, inputs, self._precision, variant)
                 run = partial(call, self._torch, tensors)
                 made.append(TorchContender("torch", variant, self.clock, run, 0.0))
@@ -167,7 +167,7 @@ class Peers:
         """A copy that reads and writes as many bytes in all."""
         if self.clock is None or not self._names:
             return []
-        with self.told("copy", ""):
+        with self.noting_failures("copy", ""):
             source = self.clock.torch.randn(moved_bytes // 8, device=self.clock.device)
             target = self.clock.torch.empty_like(source)
             return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]

@@ -12,7 +12,7 @@ from tilewright.compilation.report_facts import layout_text
 from tilewright.ir import UnsupportedError
 from tilewright.running.executable import Executable
 from tilewright.running.shaped import ShapedExecutable
-from tilewright.tools.arguments.scope import Given
+from tilewright.tools.arguments.scope import NetworkKind
 from tilewright.tools.commands.network import choices_of, load_network, parse_shapes
 from tilewright.tools.report.wording import counted, hardware_text
 
@@ -55,7 +55,7 @@ def _inputs(a: argparse.Namespace, inputs: list[dict[str, Any]]) -> str:
     """The inputs of a call in words; where no weights were named, that they are inputs as well."""
     shown = [f"{i['name']} {i['dtype']}{i['shape']}" for i in inputs[:MOST_INPUTS]]
     more = f" and {len(inputs) - MOST_INPUTS} more" if len(inputs) > MOST_INPUTS else ""
-    unbound = a.params is None and Given.of(a.network) is Given.RELAY and len(inputs) > 1
+    unbound = a.params is None and NetworkKind.of(a.network) is NetworkKind.RELAY and len(inputs) > 1
     note = " (no weights are bound: --params FILE or --params random binds them)" if unbound else ""
     return f"{counted(len(inputs), 'input')}: {', '.join(shown) or 'none'}{more}{note}"
 

@@ -93,14 +93,14 @@ def _enliven(torch: Any, network: Any) -> None:
         for name, weight in network.named_parameters():
             if weight.numel() < 2 or weight.dtype == torch.bool:
                 continue
-            alike = bool((weight == weight.flatten()[0]).all())
+            constant = bool((weight == weight.flatten()[0]).all())
             if weight.dim() > 1 and "gamma" not in name and "scale" not in name:
                 # A head that starts at a thousandth would leave the biases alone to be compared.
-                if alike or float(weight.std()) < 1e-3:
+                if constant or float(weight.std()) < 1e-3:
                     weight.normal_(0.0, 0.05)
-            elif alike and name.endswith(("bias", "beta")):
+            elif constant and name.endswith(("bias", "beta")):
                 weight.normal_(0.0, 0.1)
-            elif alike:
+            elif constant:
                 weight.uniform_(0.5, 1.0)
 
 

@@ -19,7 +19,7 @@ DRAWERS: Mapping[str, Drawer] = {
     **draw_indexing.DRAWERS,
     **draw_images.DRAWERS,
 }
-#: families are drawn alike, whatever the number of their ops
+#: every family is drawn as often as its weight says, whatever the number of its ops
 _FAMILIES = tuple(
     tuple(m.DRAWERS) for m in (draw_elementwise, draw_layers, draw_movement, draw_indexing, draw_images)
 )

@@ -212,7 +212,7 @@ def read_source_file(
     shapes: Sequence[str] = (),
     constants: Sequence[str] = (),
 ) -> IrSource:
-    """Read a file, or stdin for `-`. Files without a telling suffix are told apart by content.
+    """Read a file, or stdin for `-`. The kind of a file without a known suffix is found from its content.
 
     params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes, constants: `--shape` and
     `--constant` arguments, for ONNX files. Raises InputError.

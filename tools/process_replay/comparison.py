@@ -137,9 +137,9 @@ def _matched(
     for name, kernel in olds.items():
         if name in unchanged:
             continue
-        alike = pool[kernel_text(kernel)]
-        if alike:
-            equal.append((name, alike.pop(alike.index(name) if name in alike else 0)))
+        equals = pool[kernel_text(kernel)]
+        if equals:
+            equal.append((name, equals.pop(equals.index(name) if name in equals else 0)))
         else:
             rest.append(name)
     taken = {new for _, new in equal}

@@ -81,7 +81,7 @@ class ReportFacts:
     """Everything on the page. `kernels` are ordered by time, longest first; `launches` as the plan has them.
 
     replay: one recorded replay of the network, or what the model says of it.
-    convolutions: the algorithms that competed, alike convolutions once (see `Executable.report`).
+    convolutions: the algorithms that competed, equal convolutions once (see `Executable.report`).
     exact_ops: the ops of each launch are its own; else those of the first launch of the same kernel.
     passes: what the user brought into the compilation, as `graph: merge-relus`.
     """

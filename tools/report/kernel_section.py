@@ -113,7 +113,7 @@ def _candidates(candidates: Sequence[Candidate]) -> str:
 
 
 def _varied(candidates: Sequence[Candidate]) -> list[str]:
-    """Parameters in which the candidates differ; the first one where there is nothing to tell apart."""
+    """Parameters in which the candidates differ; the first one where they differ in none."""
     names = list(candidates[0].params)
     return [n for n in names if any(c.params.get(n) != candidates[0].params[n] for c in candidates)] or names[
         :1

@@ -157,7 +157,7 @@ NAMED = 6
 
 
 def algorithm_table(convolutions: Sequence[Mapping[str, Any]]) -> str:
-    """A row for all convolutions alike that had a choice, a column per algorithm, the chosen one marked.
+    """A row per group of equal convolutions that had a choice, a column per algorithm, the chosen one marked.
 
     convolutions: as `Executable.report()["convolutions"]` has them.
     """

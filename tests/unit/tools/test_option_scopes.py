@@ -4,7 +4,7 @@ import pytest
 from command_samples import refused
 
 from tilewright.tools.arguments.parsing import CommandParser, whole
-from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, Given, OptionScope
+from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, NetworkKind, OptionScope
 from tilewright.tools.cli import parser
 
 COMPILED_ONLY = (
@@ -116,4 +116,4 @@ def test_a_scope_counts_only_for_what_is_given():
     assert p.parse_args(["net.tw"]).depth == 1
     with pytest.raises(ArgumentError, match="--depth: expected a network"):
         p.parse_args(["net.tw", "--depth", "1"])
-    assert Given.of("zoo:net.tw") is Given.ZOO
+    assert NetworkKind.of("zoo:net.tw") is NetworkKind.ZOO
