@@ -9,16 +9,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import PurePath
 
 from tilewright import __version__
 from tilewright.tools.arguments.parsing import CommandParser
-from tilewright.tools.arguments.printing import one_line, one_line_warnings
-from tilewright.tools.arguments.scope import ArgumentError
+from tilewright.tools.arguments.printing import exit_code_of, one_line_warnings
 
 #: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME
 COMMANDS = (
@@ -47,17 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _, action = arguments.action.partition(":")
         with one_line_warnings(), _ended_by_sigterm():
             getattr(import_module(f"tilewright.tools.{module}"), action)(arguments)
-    except ArgumentError as e:
-        return _fail_with(str(e), 2)
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except KeyboardInterrupt as e:
-        return _fail_with(str(e) or "interrupted", 130)
-    except MemoryError as e:
-        return _fail_with(f"out of memory: {e}" if str(e) else "out of memory", 1)
-    except Exception as e:  # noqa: BLE001 - a fault of ours still ends in one line, and names its place
-        return _failed(e, words)
+    except (KeyboardInterrupt, Exception) as e:  # noqa: BLE001 - a fault of ours also ends in one line
+        return exit_code_of(e, words=words)
     return 0
 
 
@@ -77,28 +68,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _failed(error: Exception, words: Sequence[str]) -> int:
-    """Print an error on one line, of anything but our own errors with its place; the exit code.
-
-    An error of the system about a file that the arguments name (one of their `words`) is about the input.
-    """
-    from tilewright.ir.errors import InputError, TilewrightError  # whose package takes a while to import
-
-    if isinstance(error, TilewrightError):
-        return _fail_with(str(error), 2 if isinstance(error, InputError) else 1)
-    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
-        named = any(error.filename in word for word in words)
-        return _fail_with(f"{error.filename}: {error.strerror}", 2 if named else 1)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{PurePath(place.filename).name}:{place.lineno}"
-    return _fail_with(f"internal fault at {where}: {type(error).__name__}: {error}", 1)
-
-
-def _fail_with(text: str, code: int) -> int:
-    print(f"error: {one_line(text)}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

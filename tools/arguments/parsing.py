@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
-from tilewright.tools.arguments.scope import ArgumentError, OptionScope, check_scope
+from tilewright.runtime.errors import InputError
+from tilewright.tools.arguments.scope import OptionScope, check_scope
 
 #: what `add_subparsers` gives
 Sub: TypeAlias = "argparse._SubParsersAction[CommandParser]"
@@ -16,7 +17,7 @@ _PLACE = re.compile(r"argument (-[^:]*|[^:]*): ")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Reports bad arguments as `ArgumentError`, in one sentence, and checks the scope of every option given.
+    """Reports bad arguments as `InputError`, in one sentence, and checks the scope of every option given.
 
     After parsing, the namespace has every option; what of it was given stands in `given`, by name. A value
     may begin with a minus sign and a digit: no option does.
@@ -35,10 +36,10 @@ class CommandParser(argparse.ArgumentParser):
         self._scopes[action.dest] = scope
 
     def error(self, message: str) -> NoReturn:
-        """Raise `ArgumentError` with the option first, as all errors name their place."""
+        """Raise `InputError` with the option first, as all errors name their place."""
         place = _PLACE.match(message)
         text = f"{place[1]}: {message[place.end() :]}" if place else message
-        raise ArgumentError(f"{text} (see {self.prog} --help)")
+        raise InputError(f"{text} (see {self.prog} --help)")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
+
+from tilewright.runtime.errors import InputError, TilewrightError
 
 #: of longer lines the middle is left out
 MAX_CHARS = 4000
@@ -28,6 +32,30 @@ def one_line_warnings(program: str = "") -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+def exit_code_of(error: BaseException, program: str = "", words: Sequence[str] | None = None) -> int:
+    """Print an error on one line of stderr, behind the name of a program if one is given; its exit code.
+
+    words: the arguments; an error of the system about a file is about the input where one of them names it,
+    and always where they are not given. Errors that are not ours come with their place.
+    """
+    text, code = str(error), 1
+    if isinstance(error, TilewrightError):
+        code = 2 if isinstance(error, InputError) else 1
+    elif isinstance(error, KeyboardInterrupt):
+        text, code = text or "interrupted", 130
+    elif isinstance(error, MemoryError):
+        text = f"out of memory: {text}" if text else "out of memory"
+    elif isinstance(error, OSError) and error.strerror and isinstance(error.filename, str) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+        code = 2 if words is None or any(error.filename in word for word in words) else 1
+    else:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{PurePath(place.filename).name}:{place.lineno}"
+        text = f"internal fault at {where}: {type(error).__name__}: {error}"
+    print(f"{program}{': ' if program else ''}error: {one_line(text)}", file=sys.stderr)
+    return code
 
 
 def error_line(error: BaseException, most: int = 400) -> str:

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 
+from tilewright.runtime.errors import InputError
+
 #: what names of networks that are built, not read, begin with
 ZOO = "zoo:"
-
-
-class ArgumentError(Exception):
-    """The arguments are bad (exit code 2); as `tilewright.ir.InputError`, without loading what that needs."""
 
 
 class NetworkKind(Enum):
@@ -67,21 +65,21 @@ COMPILED = OptionScope(NETWORKS, kernels=True)
 
 
 def check_scope(flag: str, scope: OptionScope, arguments: argparse.Namespace) -> None:
-    """Raise ArgumentError where `flag` was given and has no meaning beside the other arguments."""
+    """Raise InputError where `flag` was given and has no meaning beside the other arguments."""
     for network in _networks(arguments):
         if (kind := NetworkKind.of(network)) not in scope.inputs:
-            raise ArgumentError(
+            raise InputError(
                 f"{flag}: expected {_listed(scope.inputs)} with this option, got the {kind.value} {network}"
             )
     if scope.kernels and getattr(arguments, "target", "") == "reference":
-        raise ArgumentError(
+        raise InputError(
             f"{flag}: expected a target with kernels with this option, got reference, which interprets"
         )
     if scope.needs and not any(_is_given(other, arguments) for other in scope.needs):
-        raise ArgumentError(f"{flag}: expected {' or '.join(scope.needs)} with this option")
+        raise InputError(f"{flag}: expected {' or '.join(scope.needs)} with this option")
     for other in scope.without:
         if _is_given(other, arguments):
-            raise ArgumentError(f"{flag}: expected this option without {other}")
+            raise InputError(f"{flag}: expected this option without {other}")
 
 
 def _networks(arguments: argparse.Namespace) -> Iterable[str]:

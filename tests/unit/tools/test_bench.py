@@ -107,7 +107,7 @@ def test_peers_are_named():
 
 
 def test_a_wrong_result_ends_in_exit_code_1(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("tilewright.tools.bench.comparison.relative_error", lambda got, wanted: 0.5)
+    monkeypatch.setattr("tilewright.tools.bench.comparison.largest_error", lambda got, expected: 0.5)
     out = tmp_path / "bench.json"
     assert run(folder, "mlp", "--json", str(out)) == 1
     (row,) = json.loads(out.read_text())["rows"]

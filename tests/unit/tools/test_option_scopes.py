@@ -3,8 +3,9 @@
 import pytest
 from command_samples import refused
 
+from tilewright.runtime.errors import InputError
 from tilewright.tools.arguments.parsing import CommandParser, whole
-from tilewright.tools.arguments.scope import NETWORKS, ArgumentError, NetworkKind, OptionScope
+from tilewright.tools.arguments.scope import NETWORKS, NetworkKind, OptionScope
 from tilewright.tools.cli import parser
 
 COMPILED_ONLY = (
@@ -105,7 +106,7 @@ def test_a_value_may_begin_with_a_minus_sign():
     p.add_argument("--size")
     p.add_argument("--count", type=whole(-5, 5))
     assert p.parse_args(["--size", "-5GiB", "--count", "-3"]).size == "-5GiB"
-    with pytest.raises(ArgumentError, match="--count: expected an integer from -5 to 5, got '-6'"):
+    with pytest.raises(InputError, match="--count: expected an integer from -5 to 5, got '-6'"):
         p.parse_args(["--count", "-6"])
 
 
@@ -114,6 +115,6 @@ def test_a_scope_counts_only_for_what_is_given():
     p.add_argument("network")
     p.add_scoped(p, OptionScope(NETWORKS), "--depth", type=int, default=1)
     assert p.parse_args(["net.tw"]).depth == 1
-    with pytest.raises(ArgumentError, match="--depth: expected a network"):
+    with pytest.raises(InputError, match="--depth: expected a network"):
         p.parse_args(["net.tw", "--depth", "1"])
     assert NetworkKind.of("zoo:net.tw") is NetworkKind.ZOO
