@@ -30,9 +30,16 @@ APART = {
     "costmodel/hardware": ("kernels", "cluster", "partition"),
     "costmodel/kernels": ("cluster", "partition"),
     "costmodel/partition": ("cluster",),
+    "costmodel/cluster/inputs": ("cluster.modes", "cluster.measured"),
+    "costmodel/cluster/modes": ("cluster.measured",),
     "passes/framework": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/analysis": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/graph": ("lower", "tensor", "thread", "kernels", "estimation"),
+    "passes/graph/distribute/sharding": tuple(
+        f"graph.distribute.{room}" for room in ("pipeline", "rows", "space")
+    ),
+    "passes/graph/distribute/pipeline": ("graph.distribute.rows", "graph.distribute.space"),
+    "passes/graph/distribute/rows": ("graph.distribute.pipeline", "graph.distribute.space"),
     "passes/kernels": ("graph", "lower", "tensor", "thread", "estimation"),
     "passes/lower": ("tensor", "thread", "estimation"),
     "passes/tensor": ("thread", "estimation"),
