@@ -113,16 +113,31 @@ def _scan(emit: FoldingEmitter, node: Node) -> Result:
     lengths = {v.tensor.shape[a] for v, a in zip(values, along, strict=True)}
     if len(lengths) != 1 or (trips := lengths.pop()) > MAX_TRIPS:
         raise UnsupportedError(f"expected sequences of one length of at most {MAX_TRIPS}")
-    scanned: list[list[Result]] = [[] for _ in range(outputs)]
+    states, scanned = _scanned(emit, node, body, states, values, along, before, trips)
+    ordered = [r[::-1] if backwards else r for r, backwards in zip(scanned, after, strict=True)]
+    return (*states, *(_stacked(emit, r, a) for r, a in zip(ordered, out_axes, strict=True)))
+
+
+def _scanned(
+    emit: FoldingEmitter,
+    node: Node,
+    body: syntax.Graph,
+    states: list[Result],
+    sequences: Sequence[Value],
+    axes: Sequence[int],
+    backwards: Sequence[int],
+    trips: int,
+) -> tuple[list[Result], list[list[Result]]]:
+    """The states after all trips of a scan, and what every trip gave to each scanned result."""
+    scanned: list[list[Result]] = [[] for _ in range(len(body.outputs) - len(states))]
     for trip in range(trips):
-        places = [trips - 1 - trip if backwards else trip for backwards in before]
-        parts = [emit.entry(v, a, at) for v, a, at in zip(values, along, places, strict=True)]
+        places = [trips - 1 - trip if back else trip for back in backwards]
+        parts = [emit.entry(v, a, at) for v, a, at in zip(sequences, axes, places, strict=True)]
         results = node.run(body, (*states, *parts))
         states = list(results[: len(states)])
         for collected, value in zip(scanned, results[len(states) :], strict=True):
             collected.append(value)
-    ordered = [r[::-1] if backwards else r for r, backwards in zip(scanned, after, strict=True)]
-    return (*states, *(_stacked(emit, r, a) for r, a in zip(ordered, out_axes, strict=True)))
+    return states, scanned
 
 
 def _batched_scan(
@@ -136,17 +151,11 @@ def _batched_scan(
     samples: list[list[Result]] = []
     for sample in range(values[0].tensor.shape[0]):
         own = [emit.entry(v, 0, sample) for v in values]
-        states: list[Result] = list(own[: len(own) - count])
         sequences = own[len(own) - count :]
         trips = sequences[0].tensor.shape[0]
-        scanned: list[list[Result]] = [[] for _ in range(len(body.outputs) - len(states))]
-        for trip in range(trips):
-            places = [trips - 1 - trip if backwards else trip for backwards in directions]
-            parts = [emit.entry(v, 0, at) for v, at in zip(sequences, places, strict=True)]
-            results = node.run(body, (*states, *parts))
-            states = list(results[: len(states)])
-            for collected, value in zip(scanned, results[len(states) :], strict=True):
-                collected.append(value)
+        states, scanned = _scanned(
+            emit, node, body, list(own[: len(own) - count]), sequences, (0,) * count, directions, trips
+        )
         samples.append([*states, *(_stacked(emit, r, 0) for r in scanned)])
     return tuple(_stacked(emit, list(parts), 0) for parts in zip(*samples, strict=True))
 

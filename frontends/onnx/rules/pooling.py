@@ -28,12 +28,18 @@ def _attributes(g: Geometry, n: int, ceil: bool) -> dict[str, Attr]:
     }
 
 
-def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
+def _pooling(node: Node) -> tuple[Value, int, Geometry, Geometry, bool]:
+    """The data, its spatial rank, the windows as the node says and as they are taken, and their rounding."""
     x = node.tensor(0)
-    n = spatial_rank(x.tensor.shape)
-    g = geometry(node, x.tensor.shape[2:], node.integers("kernel_shape"))
+    sizes, n = x.tensor.shape[2:], spatial_rank(x.tensor.shape)
+    plain = geometry(node, sizes, node.integers("kernel_shape"))
+    g, ceil = pooled(plain, sizes, node.flag("ceil_mode", False))
+    return x, n, plain, g, ceil
+
+
+def _max_pool(emit: FoldingEmitter, node: Node) -> Result:
+    x, n, _, g, ceil = _pooling(node)
     columns_first = node.flag("storage_order", False)
-    g, ceil = pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
     out = emit.value(f"max_pool{n}d", x, **_attributes(g, n, ceil))
     return (out, _positions(emit, x, g, ceil, columns_first)) if node.wants(1) else out
 
@@ -67,11 +73,8 @@ def _positions(emit: FoldingEmitter, x: Value, g: Geometry, ceil: bool, columns_
 
 
 def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
-    x = node.tensor(0)
-    n = spatial_rank(x.tensor.shape)
-    g = geometry(node, x.tensor.shape[2:], node.integers("kernel_shape"))
+    x, n, plain, g, ceil = _pooling(node)
     counted = node.flag("count_include_pad", False)
-    plain, (g, ceil) = g, pooled(g, x.tensor.shape[2:], node.flag("ceil_mode", False))
     if counted and g is not plain:
         raise UnsupportedError("expected ceil_mode to drop windows in all dimensions or in none")
     return emit.value(f"avg_pool{n}d", x, **_attributes(g, n, ceil), count_include_pad=counted)
@@ -79,10 +82,8 @@ def _avg_pool(emit: FoldingEmitter, node: Node) -> Result:
 
 def _lp_pool(emit: FoldingEmitter, node: Node) -> Result:
     """The p-th root of sums of p-th powers: means times the size of the window, over explicit zeros."""
-    x, p = node.tensor(0), node.integer("p", 2)
-    n, sizes = spatial_rank(x.tensor.shape), x.tensor.shape[2:]
-    g = geometry(node, sizes, node.integers("kernel_shape"))
-    g, ceil = pooled(g, sizes, node.flag("ceil_mode", False))
+    (x, n, _, g, ceil), p = _pooling(node), node.integer("p", 2)
+    sizes = x.tensor.shape[2:]
     along = windows(sizes, g.kernel, g.strides, g.padding, g.dilation, ceil)
     after = [
         max(0, (w.count - 1) * w.stride + (w.kernel - 1) * w.dilation + 1 - w.before - w.size) for w in along

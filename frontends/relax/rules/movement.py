@@ -13,7 +13,7 @@ from tilewright.frontends.importing.movement import padded
 from tilewright.frontends.importing.rules import axis, direct
 from tilewright.frontends.relax.operands import array_of, axis_in, integers, number
 from tilewright.frontends.tvm.rules.movement import RULES as SHARED
-from tilewright.frontends.tvm.rules.movement import collapsed, tile
+from tilewright.frontends.tvm.rules.movement import collapsed, filled, tile
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.movement import resolve_slice
 from tilewright.ir.graph_ops.operands import axes_of, axis_of
@@ -22,41 +22,21 @@ from tilewright.ir.types import storage_dtype
 
 #: Tensors that are made from nothing become constants up to this size.
 MAX_CONSTANT_BYTES = 1 << 30
+_AS_RELAY = ("collapse_sum_like", "full_like", "meshgrid", "ones_like", "squeeze", "zeros_like")
 _PAD_MODES = {
     "constant": "constant", "reflect": "reflect", "replicate": "edge", "edge": "edge", "circular": "wrap",
 }  # fmt: skip
 
 
 def _of_shape(value: int) -> Rule:
-    return lambda emit, call: emit.full(
-        value, call.dtype("dtype") or "f32", integers(emit, call, 0, "the shape")
+    return lambda emit, call: filled(
+        emit, value, integers(emit, call, 0, "the shape"), call.dtype("dtype") or "f32"
     )
 
 
-def _of_shape_like(value: int) -> Rule:
-    def rule(emit: Emitter, call: Call) -> Result:
-        like = call.tensor(0).tensor
-        return emit.full(value, call.dtype("dtype") or like.dtype, like.shape)
-
-    return rule
-
-
 def _full(emit: Emitter, call: Call) -> Result:
-    return _spread(emit, call.tensor(1), integers(emit, call, 0, "the shape"), call.dtype("dtype"))
-
-
-def _full_like(emit: Emitter, call: Call) -> Result:
-    like, value = call.tensors(2)
-    return _spread(emit, value, like.tensor.shape, call.dtype("dtype") or like.tensor.dtype)
-
-
-def _spread(emit: Emitter, value: Value, shape: tuple[int, ...], dtype: str) -> Value:
-    """One value everywhere, whether it is known now or not."""
-    dtype = dtype or value.tensor.dtype
-    known = emit.known(value)
-    if known is not None and known.size == 1:
-        return emit.full(known.reshape(()).item(), dtype, shape)
-    return emit.value("broadcast_to", emit.cast(value, dtype), shape=shape)
+    value, shape = call.tensor(1), integers(emit, call, 0, "the shape")
+    return filled(emit, value, shape, call.dtype("dtype") or value.tensor.dtype)
 
 
 def _eye(emit: Emitter, call: Call) -> Result:
@@ -259,13 +239,10 @@ def _nonzero(emit: Emitter, call: Call) -> Result:
 
 
 RULES: Mapping[str, Rule] = {
-    **{name: SHARED[name] for name in ("collapse_sum_like", "meshgrid", "squeeze")},
+    **{name: SHARED[name] for name in _AS_RELAY},
     "zeros": _of_shape(0),
     "ones": _of_shape(1),
-    "zeros_like": _of_shape_like(0),
-    "ones_like": _of_shape_like(1),
     "full": _full,
-    "full_like": _full_like,
     "eye": _eye,
     "eye_like": _eye_like,
     "arange": _arange,

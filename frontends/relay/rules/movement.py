@@ -9,18 +9,15 @@ import numpy as np
 from tilewright.frontends.importing.call import Call, Rule
 from tilewright.frontends.importing.emitter import Emitter, Result
 from tilewright.frontends.importing.rules import axis, direct, flag, integer, integers, real
-from tilewright.frontends.tvm.rules.movement import collapsed, tile
+from tilewright.frontends.tvm.rules.movement import MAX_CONSTANT_BYTES, collapsed, filled, tile
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.joining import split_points
 from tilewright.ir.graph_ops.movement import resolve_slice
 from tilewright.ir.graph_ops.operands import axes_of, axis_of
 from tilewright.ir.graph_ops.sequences import range_count, range_values
 from tilewright.ir.graph_ops.shaping import resolve_reshape
-from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.nodes import Attr
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
-
-#: Tensors that Relay makes from nothing become constants up to this size, above it ops that make them.
-MAX_CONSTANT_BYTES = 1 << 20
 
 
 def _reshape(order: int) -> Rule:
@@ -54,45 +51,14 @@ def _split(emit: Emitter, call: Call) -> Result:
 def _filled(value: int) -> Rule:
     def rule(emit: Emitter, call: Call) -> Result:
         call.tensors(0)
-        return _constant(emit, call.integers("shape"), call.dtype("dtype") or "f32", value)
-
-    return rule
-
-
-def _filled_like(value: int) -> Rule:
-    def rule(emit: Emitter, call: Call) -> Result:
-        like = call.single()
-        return _constant(emit, like.tensor.shape, like.tensor.dtype, value)
+        return filled(emit, value, call.integers("shape"), call.dtype("dtype") or "f32")
 
     return rule
 
 
 def _full(emit: Emitter, call: Call) -> Result:
     value = call.single()
-    return _spread(emit, value, call.integers("shape"), call.dtype("dtype") or value.tensor.dtype)
-
-
-def _full_like(emit: Emitter, call: Call) -> Result:
-    like, value = call.tensors(2)
-    return _spread(emit, value, like.tensor.shape, like.tensor.dtype)
-
-
-def _spread(emit: Emitter, value: Value, shape: tuple[int, ...], dtype: str) -> Result:
-    """One element as every element of a tensor."""
-    if value.tensor.size != 1:
-        raise InputError(f"expected one element to fill with, got {value.type}")
-    known = emit.known(value)
-    if known is not None:
-        return _constant(emit, shape, dtype, known.reshape(()).item())
-    return emit.value("broadcast_to", emit.cast(emit.reshape(value, ()), dtype), shape=shape)
-
-
-def _constant(emit: Emitter, shape: tuple[int, ...], dtype: str, value: float | int) -> Result:
-    """A constant while it is small; a large one is one element, broadcast where it is read."""
-    kind, one = TensorType(dtype, tuple(shape)), np.asarray(value).astype(storage_dtype(dtype))
-    if kind.nbytes > MAX_CONSTANT_BYTES:
-        return emit.value("broadcast_to", emit.constant(one), shape=kind.shape)
-    return emit.constant(np.full(kind.shape, one))
+    return filled(emit, value, call.integers("shape"), call.dtype("dtype") or value.tensor.dtype)
 
 
 def _arange(emit: Emitter, call: Call) -> Result:
@@ -250,9 +216,6 @@ RULES: Mapping[str, Rule] = {
     "zeros": _filled(0),
     "ones": _filled(1),
     "full": _full,
-    "full_like": _full_like,
-    "zeros_like": _filled_like(0),
-    "ones_like": _filled_like(1),
     "arange": _arange,
     "shape_of": _extents("shape"),
     "ndarray_size": _extents("size"),

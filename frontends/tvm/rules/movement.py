@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from tilewright.frontends.importing.call import Call, Rule
 from tilewright.frontends.importing.emitter import Emitter, Result
 from tilewright.frontends.importing.rules import axis, direct, integers, text
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Value
+from tilewright.ir.types import TensorType, storage_dtype
+
+#: Tensors that are made from nothing become constants up to this size, above it ops that make them.
+MAX_CONSTANT_BYTES = 1 << 20
 
 
 def collapsed(emit: Emitter, data: Value, shape: Sequence[int]) -> Value:
@@ -51,7 +57,41 @@ def tile(name: str) -> Rule:
     return rule
 
 
+def filled(emit: Emitter, value: Value | int, shape: Sequence[int], dtype: str) -> Value:
+    """One number as every element of a tensor: a constant while it is small, else a broadcast."""
+    if isinstance(value, Value) and value.tensor.size != 1:
+        raise InputError(f"expected one element to fill with, got {value.type}")
+    known = emit.known(value) if isinstance(value, Value) else np.asarray(value)
+    kind = TensorType(dtype, tuple(shape))
+    if isinstance(value, Value) and known is None:
+        one = emit.cast(emit.reshape(value, ()), dtype)
+    else:
+        number = np.asarray(known).reshape(()).astype(storage_dtype(dtype))
+        if kind.nbytes <= MAX_CONSTANT_BYTES:
+            return emit.constant(np.full(kind.shape, number))
+        one = emit.constant(number)
+    return emit.value("broadcast_to", one, shape=kind.shape)
+
+
+def _filled_like(value: int) -> Rule:
+    """The rule of a tensor of one number, shaped and, unless the call says a dtype, typed like another."""
+
+    def rule(emit: Emitter, call: Call) -> Result:
+        like = call.single().tensor
+        return filled(emit, value, like.shape, call.dtype("dtype") or like.dtype)
+
+    return rule
+
+
+def _full_like(emit: Emitter, call: Call) -> Result:
+    like, value = call.tensors(2)
+    return filled(emit, value, like.tensor.shape, call.dtype("dtype") or like.tensor.dtype)
+
+
 RULES: Mapping[str, Rule] = {
+    "full_like": _full_like,
+    "ones_like": _filled_like(1),
+    "zeros_like": _filled_like(0),
     "collapse_sum_like": _collapse_sum_like,
     "meshgrid": _meshgrid,
     "scatter_elements": direct("scatter_elements", 3, axis=axis(0), reduction=text("update")),
