@@ -184,7 +184,7 @@ def _call(
     provider: str,
     weights: tuple[Op, ...] = (),
 ) -> LibraryCall | None:
-    """The call that computes what was found; None where its arguments cannot be told apart."""
+    """The call that computes what was found; None where its arguments are not distinct."""
     if match.widened and match.bias is not None:
         if weights:
             return None  # one kernel prepares one array

@@ -62,7 +62,7 @@ class NetworkReplays(ExitStack):
         self.callback(self._unload_all_but)
 
     def pairs(self, old: Choices, new: Choices) -> tuple[list[float], list[float]]:
-        """Seconds of one replay per round, with one choice and with another, in turns.
+        """Seconds of one replay per round, one choice and another alternating.
 
         Both stay loaded, weights they share stored once, until other choices take their places.
         """

@@ -18,7 +18,7 @@ SURE_MARGIN = 0.002
 
 #: per group of equal kernels, the candidate that is chosen
 Choices = Mapping[str, int]
-#: seconds of replays with two choices, taken in turns: as many of the one as of the other
+#: seconds of alternating replays with two choices: as many of the one as of the other
 Compare = Callable[[Choices, Choices], tuple[list[float], list[float]]]
 
 
@@ -44,7 +44,7 @@ class Validation:
 
 
 def is_better(new: Sequence[float], old: Sequence[float]) -> bool:
-    """True where paired times in seconds, taken in turns, say that the new is faster."""
+    """True where paired times in seconds, taken alternately, say that the new is faster."""
     gain = 1.0 - median_high(new) / median_high(old) if median_high(old) > 0.0 else 0.0
     return gain >= MARGIN or (gain >= SURE_MARGIN and all(a < b for a, b in zip(new, old, strict=True)))
 

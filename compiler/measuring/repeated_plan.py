@@ -60,7 +60,7 @@ def repeated(
 ) -> tuple[ExecutionPlan, dict[str, np.ndarray], int]:
     """The launches of a program several times, each after the one before; further constants; how many runs.
 
-    copies: of its weights, taken in turns; they are views of one constant per element type, the same array
+    copies: of its weights, used in sequence; they are views of one constant per element type, the same array
     for all programs on a device.
     """
     runs = max(RUNS, copies)

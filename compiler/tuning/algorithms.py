@@ -1,4 +1,4 @@
-"""Choice by measurement: the algorithms of every convolution are timed, alike convolutions once."""
+"""Choice by measurement: the algorithms of every convolution are timed, equal convolutions once."""
 
 from __future__ import annotations
 

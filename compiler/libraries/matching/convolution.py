@@ -22,13 +22,13 @@ from tilewright.libraries.matching.strides import (
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 
-#: dimensions of arrays from the longest steps to the shortest, where channels come before places and behind
+#: dimensions of arrays from the longest steps to the shortest: channels before positions, or behind
 CHANNELS_FIRST, CHANNELS_LAST = (0, 1, 2, 3), (0, 2, 3, 1)
 
 
 @dataclass(frozen=True)
 class ConvolutionMatch:
-    """A contraction as a convolution; `images`, `filters` and `places` are the dimensions of its result.
+    """A contraction as a convolution; `images`, `filters` and `positions` are the dimensions of its result.
 
     weights: the dimensions of the filters in the order in which cuDNN wants them in memory.
     fits: whether they lie so already.
@@ -37,7 +37,7 @@ class ConvolutionMatch:
     problem: ConvolutionProblem
     images: tuple[str, ...]
     filters: tuple[str, ...]
-    places: tuple[str, ...]
+    positions: tuple[str, ...]
     sizes: Mapping[str, int]
     order: tuple[int, ...]
     weights: tuple[str, ...]
@@ -46,7 +46,7 @@ class ConvolutionMatch:
 
     def bias(self, steps: Strides, result: str) -> ConvolutionProblem | None:
         """The problem with a vector added that has one element per filter."""
-        if self.problem.has_bias or steps.start or any(steps[d] for d in (*self.images, *self.places)):
+        if self.problem.has_bias or steps.start or any(steps[d] for d in (*self.images, *self.positions)):
             return None
         if common_step(self.filters, self.sizes, steps) != 1:
             return None
@@ -56,16 +56,16 @@ class ConvolutionMatch:
         """The problem with an array of the results' extents added."""
         if self.problem.c is not None or not _aligned(steps.start, result):
             return None
-        array = _results(self.images, self.filters, self.places, self.sizes, steps, self.order)
+        array = _results(self.images, self.filters, self.positions, self.sizes, steps, self.order)
         return None if array is None else replace(self.problem, c=array, result=result)
 
 
 @dataclass(frozen=True)
 class WindowDim:
-    """A dimension of the image that windows move along: position = step * place + dilation * tap - before."""
+    """A dimension of the image that windows move along: index = step * position + dilation * tap - before."""
 
     dim: int
-    place: str
+    position: str
     tap: str
     step: int
     dilation: int
@@ -98,14 +98,14 @@ class _Roles:
     windows: tuple[WindowDim, ...]
 
     @property
-    def places(self) -> tuple[str, ...]:
-        return tuple(p.place for p in self.windows)
+    def positions(self) -> tuple[str, ...]:
+        return tuple(p.position for p in self.windows)
 
 
 def convolution_of(op: Op) -> ConvolutionMatch | None:
     """A tensor.contract as a two-dimensional convolution of its first operand; None where it is none.
 
-    Each of at most two places must be windows by one dimension of the image; what both operands and the
+    Windows must move along at most two dimensions of the image; what both operands and the
     result share are groups. A product of matrices is a convolution with one tap.
     """
     dtype = BUFFER_DTYPE.get(op.operands[0].tensor.dtype)
@@ -121,8 +121,8 @@ def convolution_of(op: Op) -> ConvolutionMatch | None:
 
 def _roles(op: Op, windows: Sequence[WindowDim], image: Strides, weights: Strides) -> _Roles | None:
     sizes, result = domain(op), steps_of_result(op)
-    places, taps = {p.place for p in windows}, {p.tap for p in windows}
-    wide = [d for d in dims(op, "par") if sizes[d] > 1 and d not in places]
+    positions, taps = {p.position for p in windows}, {p.tap for p in windows}
+    wide = [d for d in dims(op, "par") if sizes[d] > 1 and d not in positions]
     groups = [d for d in wide if image[d] and weights[d]]
     filters = [d for d in wide if weights[d] and not image[d]]
     images = [d for d in wide if image[d] and not weights[d]]
@@ -133,7 +133,7 @@ def _roles(op: Op, windows: Sequence[WindowDim], image: Strides, weights: Stride
         len(m) > 1 for m in (channels, batch, total)
     ):
         return None
-    if any(0 in c.steps for c in channels) or any(weights[p] for p in places):
+    if any(0 in c.steps for c in channels) or any(weights[p] for p in positions):
         return None
     ordered, summed = (total[0].dims if total else ()), (channels[0].dims if channels else ())
     # Channels and filters of one group follow each other, groups outermost.
@@ -150,7 +150,7 @@ def _convolution(
     sizes = domain(op)
     n, k, per_group = (prod(sizes[d] for d in g) for g in (roles.images, roles.filters, roles.channels))
     c_step, n_step = _last(roles.channels, image), _last(roles.images, image)
-    places = ("",) * (2 - len(roles.places)) + roles.places
+    positions = ("",) * (2 - len(roles.positions)) + roles.positions
     apart = [a.stride for a in axes if a.size > 1]
     order = CHANNELS_LAST if c_step == 1 and apart and min(apart) > 1 else CHANNELS_FIRST
     a_dims = (n, per_group * roles.group_count, *(a.size for a in axes))
@@ -161,7 +161,7 @@ def _convolution(
     b_steps = (k_step or 0, _last(roles.channels, weights), *(weights[x.tap] for x in axes))
     b = Array4(b_dims, packed(b_dims, (0, 0, 0, 0), order), weights.start)
     fits = k_step is not None and packed(b_dims, b_steps, order) == b.strides
-    d = _results(roles.images, roles.filters, places, sizes, steps_of_result(op), order)
+    d = _results(roles.images, roles.filters, positions, sizes, steps_of_result(op), order)
     problem_dtypes = ((a, dtype), (b, dtype), (d, "float32"))
     if d is None or not all(x is not None and _aligned(x.start, t) for x, t in problem_dtypes):
         return None
@@ -174,7 +174,7 @@ def _convolution(
     taps = tuple(x.tap for x in axes if x.tap)
     inner = (*roles.channels, *taps) if order == CHANNELS_FIRST else (*taps, *roles.channels)
     filter_order = (*roles.filters, *inner)
-    return ConvolutionMatch(problem, roles.images, roles.filters, places, sizes, order, filter_order, fits)
+    return ConvolutionMatch(problem, roles.images, roles.filters, positions, sizes, order, filter_order, fits)
 
 
 def _last(names: Sequence[str], steps: Strides) -> int:
@@ -182,20 +182,20 @@ def _last(names: Sequence[str], steps: Strides) -> int:
 
 
 def _start(op: Op, windows: Sequence[WindowDim]) -> int:
-    """Elements before what is read of the image, but for what its places leave out."""
-    t, ranges, dims_walked = op.operands[0].tensor, ranges_of(op), {p.dim for p in windows}
+    """Elements before what is read of the image, but for what windows leave out."""
+    t, ranges, dims_of_windows = op.operands[0].tensor, ranges_of(op), {p.dim for p in windows}
     read = enumerate(zip(reads(op)[0], t.strides, strict=True))
-    return t.start + sum(int(interval(e, ranges)[0]) * s for i, (e, s) in read if i not in dims_walked)
+    return t.start + sum(int(interval(e, ranges)[0]) * s for i, (e, s) in read if i not in dims_of_windows)
 
 
 def _results(
-    images: Sequence[str], filters: Sequence[str], places: Sequence[str], sizes: Mapping[str, int],
+    images: Sequence[str], filters: Sequence[str], positions: Sequence[str], sizes: Mapping[str, int],
     steps: Strides, order: Sequence[int],
 ) -> Array4 | None:  # fmt: skip
     """An operand of the results' extents, where one step leads along each of their four dimensions."""
     n, k = common_step(images, sizes, steps), common_step(filters, sizes, steps)
-    strides = (n, k, *(steps[p] for p in places))
-    extents = (*(prod(sizes[d] for d in g) for g in (images, filters)), *(sizes.get(p, 1) for p in places))
+    strides = (n, k, *(steps[p] for p in positions))
+    extents = (*(prod(sizes[d] for d in g) for g in (images, filters)), *(sizes.get(p, 1) for p in positions))
     if any(s is None or (s == 0 and e > 1) for s, e in zip(strides, extents, strict=True)):
         return None
     return Array4(extents, packed(extents, [s or 0 for s in strides], order), steps.start)
@@ -215,10 +215,10 @@ def _aligned(start: int, dtype: str) -> bool:
 
 
 def _window_dims(op: Op) -> list[WindowDim] | None:
-    """The dimensions of the first operand that are windows with steps, taps or padding, at most two.
+    """The dimensions of the first operand that windows move along with steps, taps or padding, at most two.
 
-    Where there are none, the innermost ones of those windows one by one: one, and two of three. None where a
-    read is not affine, or leaves the image along a dimension that is not windows.
+    Where there are none, the innermost ones of those read index by index: one, and two of three. None where a
+    read is not affine, or leaves the image along a dimension that no window moves along.
     """
     ranges, sizes = ranges_of(op), domain(op)
     par, red = dims(op, "par"), dims(op, "red")
@@ -234,9 +234,9 @@ def _window_dims(op: Op) -> list[WindowDim] | None:
         taps = [d for d in names if d in red]
         low, high = interval(e, ranges)
         if len(walking) == 1 and len(taps) <= 1 and len(names) == 1 + len(taps):
-            place = _window_dim(i, walking[0], taps[0] if taps else "", names, -form[1])
-            simple = not taps and place.step == 1 and not form[1] and high < extent
-            (plain if simple else moving).append(place)
+            position = _window_dim(i, walking[0], taps[0] if taps else "", names, -form[1])
+            simple = not taps and position.step == 1 and not form[1] and high < extent
+            (plain if simple else moving).append(position)
         elif low < 0 or high >= extent:
             return None
     plain.sort(key=lambda p: -op.operands[0].tensor.strides[p.dim])
@@ -244,8 +244,8 @@ def _window_dims(op: Op) -> list[WindowDim] | None:
     return windows if len(windows) <= 2 and all(p.step > 0 and p.dilation > 0 for p in windows) else None
 
 
-def _window_dim(dim: int, place: str, tap: str, names: dict[str, int], before: int) -> WindowDim:
-    return WindowDim(dim, place, tap, names[place], names.get(tap, 1), before)
+def _window_dim(dim: int, position: str, tap: str, names: dict[str, int], before: int) -> WindowDim:
+    return WindowDim(dim, position, tap, names[position], names.get(tap, 1), before)
 
 
 def _image_axes(op: Op, windows: Sequence[WindowDim]) -> list[ImageAxis] | None:
@@ -259,12 +259,12 @@ def _image_axis(op: Op, p: WindowDim) -> ImageAxis | None:
     sizes, t = domain(op), op.operands[0].tensor
     taps = sizes[p.tap] if p.tap else 1
     window = (taps - 1) * p.dilation + 1
-    reach = (sizes[p.place] - 1) * p.step + window
+    reach = (sizes[p.position] - 1) * p.step + window
     skipped, before = max(0, -p.before), max(0, p.before)
     size = t.shape[p.dim] - skipped
     after = reach - before - size
-    if after < before and (size + 2 * before - window) // p.step + 1 == sizes[p.place]:
-        after = before  # more engines take equal paddings; no place reaches what is added
+    if after < before and (size + 2 * before - window) // p.step + 1 == sizes[p.position]:
+        after = before  # more engines take equal paddings; no position reaches what is added
     if after < 0:
         size, after = size + after, 0
     padded = before > 0 or reach - before > size

@@ -96,7 +96,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(BrokenPipeError):  # what it was told last cannot reach it any more
+        with suppress(BrokenPipeError):  # the last job cannot reach it any more
             pipe.close()
     process.wait()
 

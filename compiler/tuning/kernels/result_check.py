@@ -36,7 +36,7 @@ UNSTEADY_FACTOR, UNSTEADY_SHARE = 4.0, 2e-3
 def is_right(task: Task, point: int, measurer: Measurer, program: TimedProgram, built: ExecutionPlan) -> bool:
     """Compare a point of a search with its first one, once; true where it computes the same.
 
-    A wrong one is told on stderr, and leaves a reproducer.
+    A wrong one is reported on stderr, and leaves a reproducer.
     """
     if point in task.right:
         return True

@@ -27,7 +27,7 @@ BATCH = 8
 class Task:
     """The search of one kernel, and the program that times a variant of it.
 
-    subject: what kernels share that need not be told apart. programs: per measured point what names its
+    subject: what kernels share that need not be distinguished. programs: per measured point what names its
     program; reused: points whose time was known before. known: what an earlier run came to, where it is
     final. checked: per point, what names the program it is compiled to now. reference: results of the model's
     choice; right, wrong: points whose results were compared with them, and how they differ. constants:

@@ -299,7 +299,7 @@ def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
     pairs = work.seen * work.heads * work.queries * work.keys / hardware.sm_count
     if (
         work.queries % work.rows == 0 and work.seen == 1.0
-    ):  # blocks are alike: the busiest multiprocessor has whole ones
+    ):  # blocks are equal: the busiest multiprocessor has whole ones
         pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.keys)
     rate = products_per_clk(work.dtype, hardware) * hardware.mma_sync_share
     terms = {
