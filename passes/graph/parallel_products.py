@@ -20,8 +20,6 @@ CONVOLUTIONS = frozenset(f"graph.conv{n}d" for n in (1, 2, 3))
 PRODUCTS = CONVOLUTIONS | {"graph.dense", "graph.matmul", "graph.batch_matmul"}
 #: ops that may give back what they read
 _SAME = frozenset(f"graph.{n}" for n in ("reshape", "squeeze", "broadcast_to", "dropout", "copy"))
-#: ops whose second operand has one value per index of the attribute `axis`
-_ALONG_AXIS = frozenset({"graph.bias_add", "graph.prelu"})
 #: readers that write what they read to a place of its own: a slice there would be a copy
 _PLACED = frozenset({"graph.concatenate", "graph.stack", "graph.return"})
 #: rows and first elements of what tensor cores copy asynchronously lie at multiples of so many bytes
@@ -145,7 +143,7 @@ class _Finder:
         return Product(op, tuple(steps), value)
 
     def _step(self, op: Op, value: Value, channel: int) -> EpilogueStep | None:
-        elementwise = op.name in _ALONG_AXIS or facts_of(op.name).elements is Elements.MAPS
+        elementwise = _per_channel(op) or facts_of(op.name).elements is Elements.MAPS
         if not elementwise or len(op.results) != 1 or op.result.tensor.shape != value.tensor.shape:
             return None
         if len(op.operands) == 1:
@@ -156,7 +154,7 @@ class _Finder:
         if self.array(op.operands[i]) is None:
             return None
         t = op.operands[i].tensor
-        if op.name in _ALONG_AXIS:
+        if _per_channel(op):
             own = op.integer("axis") % value.tensor.rank == channel and i == 1
             return EpilogueStep(op, i, 0) if own else None
         if t.size == 1:
@@ -201,7 +199,7 @@ class _Finder:
         return product, aligned, tuple(self._step_key(s) for s in p.steps)
 
     def _step_key(self, s: EpilogueStep) -> Hashable:
-        attrs = () if s.op.name in _ALONG_AXIS else _attrs(s.op)
+        attrs = () if _per_channel(s.op) else _attrs(s.op)
         if s.constant < 0:
             return s.op.name, attrs
         t = s.op.operands[s.constant].tensor
@@ -211,6 +209,11 @@ class _Finder:
             assert array is not None
             same = t, array.tobytes()
         return s.op.name, attrs, s.constant, s.axis, t.dtype, same
+
+
+def _per_channel(op: Op) -> bool:
+    """Return True for ops whose further operands have one value per index of the attribute `axis`."""
+    return facts_of(op.name).elements is Elements.MAPS_PER_CHANNEL
 
 
 def _attrs(op: Op) -> Hashable:
