@@ -23,6 +23,8 @@ ENTRY_POINTS = {"compiler/__main__.py": "tools"}
 #: rooms of the runtime, each of which may import those before it; devices know nothing of each other
 RUNTIME = ("storage", "libraries", "plan", "arena", "streams", "communication", "interface")
 DEVICES = ("cuda", "opencl", "emulator", "null")
+#: importers, which know nothing of each other but that torch comes through Relax
+FORMATS = ("relay", "relax", "onnx", "torch")
 #: rooms that know nothing of others: what a pass needs to know of later ones, its context tells
 APART = {
     **{f"runtime/{room}": (*RUNTIME[i + 1 :], *DEVICES) for i, room in enumerate(RUNTIME)},
@@ -32,6 +34,14 @@ APART = {
     "costmodel/partition": ("cluster",),
     "costmodel/cluster/inputs": ("cluster.modes", "cluster.measured"),
     "costmodel/cluster/modes": ("cluster.measured",),
+    "frontends/weights": ("importing", "tvm", *FORMATS, "zoo"),
+    "frontends/importing": ("tvm", *FORMATS, "zoo"),
+    "frontends/tvm": (*FORMATS, "zoo"),
+    "frontends/zoo": ("tvm", *FORMATS),
+    "frontends/relay": ("relax", "onnx", "torch", "zoo"),
+    "frontends/relax": ("relay", "onnx", "torch", "zoo"),
+    "frontends/onnx": ("tvm", "relay", "relax", "torch", "zoo"),
+    "frontends/torch": ("relay", "onnx", "zoo"),
     "passes/framework": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/analysis": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
     "passes/graph": ("lower", "tensor", "thread", "kernels", "estimation"),
