@@ -14,9 +14,19 @@ from tilewright.passes.kernels.weight_order import WeightOrder
 Variants = Callable[[Func, Hardware], list[Func]]
 
 
-#: a kernel, its contraction, the device, and bytes of its operands that every run brings from DRAM, to
-#: points; None where the engine cannot compute it. Raises InputError where no point fits the device.
-Engine = Callable[[Func, Op, Hardware, float], SearchedEngine | None]
+@dataclass(frozen=True)
+class ContractionEngine:
+    """One way to compute contractions, whose points the tuner searches with those of all others."""
+
+    #: the order in which a kernel reads constant weights of its contraction, which are then stored so
+    weight_order: Callable[[Func, Op], WeightOrder]
+    #: whether a kernel can bring large weights of its contraction to the L2 cache before it waits for others
+    prefetches_weights: bool
+    #: a kernel, its contraction, the device, and bytes of its operands that every run brings from DRAM, to
+    #: points; None where the engine cannot compute it. Raises InputError where no point fits the device.
+    points: Callable[[Func, Op, Hardware, float], SearchedEngine | None]
+    #: the kernel, then at most so many of the model's likeliest ones, for reports; None where there are none
+    candidates: Callable[[Func, Hardware, int], list[Func]] | None
 
 
 @dataclass(frozen=True)
@@ -52,24 +62,16 @@ class KernelTemplate:
     parameters: type[AttrRecord]
     #: gives the thread-level function of a kernel; None where a library computes the kernel
     lower: Callable[[Func], Func] | None
-    #: the order in which a kernel reads constant weights of its contraction, which are then stored so;
-    #: None where weights stay as they are
-    weight_order: Callable[[Func, Op], WeightOrder] | None
-    #: whether a kernel can bring large weights of its contraction to the L2 cache before it waits for others
-    prefetches_weights: bool
+    #: the facts of an engine for contractions; None where the template is none
+    contraction: ContractionEngine | None
     #: the dtype to which a kernel may round its float32 factors; None where it never rounds
     rounds_to: str | None
     #: how the family takes part in the choice for kernels that join several; None where it never does
     joined: Joined | None
-    #: all points of this template for a contraction, which the tuner searches with those of all such
-    #: templates, in the order of names; None where it is no engine for contractions
-    engine: Engine | None
     #: values of parameters among which the tuner tries the neighbours of the model's choice
     neighbours: Mapping[str, tuple[int, ...]]
     #: the kernel, then kernels with other parameters that are worth a measurement; None where there are none
     variants: Variants | None
-    #: the kernel, then at most so many of the model's likeliest ones, for reports; None where there are none
-    candidates: Callable[[Func, Hardware, int], list[Func]] | None
 
     @property
     def generated(self) -> bool:

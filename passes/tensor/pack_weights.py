@@ -67,7 +67,7 @@ class _Packing:
 def _packing(kernel: Func) -> _Packing | None:
     """The order in which the weights of a kernel are packed; None where they stay as they are."""
     template = template_of(kernel)
-    if template is None or template.weight_order is None:
+    if template is None or template.contraction is None:
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     at, columns = reads(op)[1], contract_roles(op).columns
@@ -76,7 +76,7 @@ def _packing(kernel: Func) -> _Packing | None:
     plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
     if weights not in kernel.params or uses != 1 or not plain or not columns:
         return None
-    order = template.weight_order(kernel, op)
+    order = template.contraction.weight_order(kernel, op)
     return _Packing(kernel.params.index(weights), order) if order.changes else None
 
 

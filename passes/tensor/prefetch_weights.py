@@ -46,7 +46,8 @@ def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
     template = template_of(kernel)
-    if kernel.name == "main" or template is None or not template.prefetches_weights:
+    engine = None if template is None else template.contraction
+    if kernel.name == "main" or engine is None or not engine.prefetches_weights:
         return kernel
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     wanted = tuple(i for i, p in enumerate(kernel.params) if i in constant and _is_large_factor(op, p))

@@ -304,10 +304,10 @@ def candidates_of(kernel: Func, hardware: Hardware) -> tuple[Candidate, ...]:
         return ()
     if decision.candidates:
         rows = [_row(decision, c.parameters, c.estimate_s, c.measured_s) for c in decision.candidates]
-    elif template.candidates is None or decision.cost is None:
+    elif template.contraction is None or template.contraction.candidates is None or decision.cost is None:
         return ()
     else:
-        found = map(chosen_for, template.candidates(kernel, hardware, SHOWN))
+        found = map(chosen_for, template.contraction.candidates(kernel, hardware, SHOWN))
         rows = [
             _row(decision, d.parameters, d.cost.estimate_s, None) for d in found if d.parameters and d.cost
         ]

@@ -67,7 +67,7 @@ def search_space(kernel: Func, hardware: Hardware, cold: Collection[int] = ()) -
         return None
     if template.variants is not None and (variants := template.variants(kernel, hardware)):
         return _listed(variants, [bound_of(f) for f in variants]) if len(variants) > 1 else None
-    if template.engine is None or not has_parameters(kernel):
+    if template.contraction is None or not has_parameters(kernel):
         return None
     op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
     engines = _engines(kernel, op, hardware, _streamed(kernel, op, hardware, cold))
@@ -141,7 +141,8 @@ def _space(
 def _engines(kernel: Func, op: Op, hardware: Hardware, streamed: float) -> list[SearchedEngine]:
     """The engines that can compute a contraction, each with what makes a kernel of its points."""
     try:
-        engines = [t.engine(kernel, op, hardware, streamed) for t in templates() if t.engine is not None]
+        found = [t.contraction for t in templates() if t.contraction is not None]
+        engines = [engine.points(kernel, op, hardware, streamed) for engine in found]
     except InputError:  # of parameters that somebody gave: the device fits no others
         return []
     return [engine for engine in engines if engine is not None and len(engine[0])]

@@ -17,8 +17,7 @@ register_template(
         name="attention",
         parameters=AttentionParameters,
         lower=lower_attention,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to="tf32",
         joined=Joined(
             precedence=10,
@@ -27,9 +26,7 @@ register_template(
             anchors=lambda kernel: "contract-reduce-reduce-contract",
             keeps_registers=True,
         ),
-        engine=None,
         neighbours={},
         variants=attention_variants,
-        candidates=None,
     )
 )

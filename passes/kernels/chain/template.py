@@ -20,8 +20,7 @@ register_template(
         name="chain",
         parameters=ChainParameters,
         lower=lower_chain,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=Joined(
             precedence=20,
@@ -30,9 +29,7 @@ register_template(
             anchors=_anchors,
             keeps_registers=False,
         ),
-        engine=None,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )

@@ -15,7 +15,7 @@ from tilewright.passes.kernels.contract.lowering import lower_contract
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.template import Choices, KernelTemplate
+from tilewright.passes.kernels.template import Choices, ContractionEngine, KernelTemplate
 from tilewright.passes.kernels.weight_order import WeightOrder
 
 
@@ -38,14 +38,16 @@ CONTRACT = register_template(
         name="contract",
         parameters=ContractParameters,
         lower=lower_contract,
-        weight_order=columns_last,
-        prefetches_weights=True,
+        contraction=ContractionEngine(
+            weight_order=columns_last,
+            prefetches_weights=True,
+            points=lanes_engine,
+            candidates=contract_candidates,
+        ),
         rounds_to=None,
         joined=None,
-        engine=lanes_engine,
         neighbours={},
         variants=None,
-        candidates=contract_candidates,
     )
 )
 

@@ -23,13 +23,10 @@ LIBRARY = register_template(
         name="library",
         parameters=LibraryParameters,
         lower=None,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )

@@ -39,14 +39,11 @@ register_template(
         name="map",
         parameters=MapParameters,
         lower=lower_map,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={"threads": (64, 128, 256, 512), "items": (1, 2, 4)},
         variants=None,
-        candidates=None,
     )
 )
 

@@ -10,7 +10,7 @@ from tilewright.passes.kernels.matrix.choice import choose_cores, cores_engine, 
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.registry import register_choices, register_template
-from tilewright.passes.kernels.template import Choices, KernelTemplate
+from tilewright.passes.kernels.template import Choices, ContractionEngine, KernelTemplate
 from tilewright.passes.kernels.weight_order import WeightOrder
 
 
@@ -33,14 +33,13 @@ register_template(
         name="matrix",
         parameters=MatrixParameters,
         lower=lower_matrix,
-        weight_order=channel_last,
-        prefetches_weights=False,
+        contraction=ContractionEngine(
+            weight_order=channel_last, prefetches_weights=False, points=cores_engine, candidates=None
+        ),
         rounds_to="tf32",
         joined=None,
-        engine=cores_engine,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )
 

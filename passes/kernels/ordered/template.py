@@ -17,14 +17,11 @@ register_template(
         name="scan",
         parameters=ScanParameters,
         lower=lower_scan,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )
 
@@ -33,14 +30,11 @@ register_template(
         name="scatter",
         parameters=ScatterParameters,
         lower=lower_scatter,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )
 

@@ -31,14 +31,11 @@ register_template(
         name="recur",
         parameters=RecurrenceParameters,
         lower=lower_recur,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={},
         variants=None,
-        candidates=None,
     )
 )
 

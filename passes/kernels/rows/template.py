@@ -20,14 +20,11 @@ def _register(name: str, lower: Callable[[Func], Func]) -> None:
             name=name,
             parameters=RowReduceParameters,
             lower=lower,
-            weight_order=None,
-            prefetches_weights=False,
+            contraction=None,
             rounds_to=None,
             joined=None,
-            engine=None,
             neighbours={},
             variants=None,
-            candidates=None,
         )
     )
 

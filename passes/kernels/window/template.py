@@ -62,14 +62,11 @@ register_template(
         name="window",
         parameters=WindowParameters,
         lower=lower_window,
-        weight_order=None,
-        prefetches_weights=False,
+        contraction=None,
         rounds_to=None,
         joined=None,
-        engine=None,
         neighbours={"threads": (64, 128, 256, 512)},
         variants=None,
-        candidates=None,
     )
 )
 
