@@ -40,8 +40,8 @@ class Constants(Mapping[str, np.ndarray]):
 
     def only(self, names: frozenset[str]) -> Constants:
         """The constants named; self when none is dropped."""
-        kept = {k: v for k, v in self._arrays.items() if k in names}
-        return self if len(kept) == len(self._arrays) else Constants(kept)
+        chosen = {k: v for k, v in self._arrays.items() if k in names}
+        return self if len(chosen) == len(self._arrays) else Constants(chosen)
 
 
 def save_constants(constants: Mapping[str, np.ndarray], path: str | Path) -> None:

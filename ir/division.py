@@ -141,7 +141,7 @@ def broadcast_labels(sizes: Sequence[int], shape: Sequence[int], labels: Sequenc
     return tuple(labels[first + d] if n == shape[first + d] else None for d, n in enumerate(sizes))
 
 
-def kept(op: Op, closed: Iterable[int] = (), *others: DimLabels) -> Labels:
+def same_dimensions(op: Op, closed: Iterable[int] = (), *others: DimLabels) -> Labels:
     """Results with the dimensions of the first operand; `closed` ones are needed whole.
 
     others: labels of the second operand and of further ones; those after them have none.
@@ -160,21 +160,21 @@ def axis_of(op: Op) -> int:
 
 def along_other_axes(op: Op) -> Labels:
     """The dimension `axis` is needed whole, all others are independent."""
-    return kept(op, [op.integer("axis")])
+    return same_dimensions(op, [op.integer("axis")])
 
 
 def closed_from(first: int) -> Division:
     """Dimensions from `first` on (which may count from the back) are needed whole."""
 
     def division(op: Op) -> Labels:
-        return kept(op, range(op.operands[0].tensor.rank)[first:])
+        return same_dimensions(op, range(op.operands[0].tensor.rank)[first:])
 
     return division
 
 
 def per_channel(op: Op) -> Labels:
     """Further operands hold one value per index of `axis`."""
-    return kept(op, (), *((axis_of(op),) for _ in op.operands[1:]))
+    return same_dimensions(op, (), *((axis_of(op),) for _ in op.operands[1:]))
 
 
 def of_image(letters: str) -> Division:

@@ -86,8 +86,8 @@ def _found(attrs: _Attrs, key: str, default: Any) -> Any:
 def _changed(attrs: _Attrs, changes: Mapping[str, Attr]) -> _Attrs:
     """Attributes with changes applied in place, new ones at the end."""
     left = dict(changes)
-    kept = [(k, left.pop(k, v)) for k, v in attrs]
-    return (*kept, *left.items())
+    replaced = [(k, left.pop(k, v)) for k, v in attrs]
+    return (*replaced, *left.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,9 +116,9 @@ class NpzFile:
         return ArrayHeader(shape, dtype, fortran_order)
 
     def _read(self, archive: zipfile.ZipFile, name: str) -> np.ndarray:
-        header, held = self.headers[name], self._members[name]
-        with archive.open(held.info) as member:
-            member.read(held.header_bytes)
+        header, entry = self.headers[name], self._members[name]
+        with archive.open(entry.info) as member:
+            member.read(entry.header_bytes)
             data = member.read(header.nbytes + 1)
         if len(data) != header.nbytes:
             raise ValueError(f"expected {header.nbytes} bytes, got {len(data)}")

@@ -145,8 +145,8 @@ class Stages:
     def down_to(self, level: Level) -> Stages:
         """The stages that end at `level` or above it."""
         levels = list(Level)
-        kept = {x.value: p for x, p in self if levels.index(x) <= levels.index(level)}
-        return Stages(**kept)
+        stages = {x.value: p for x, p in self if levels.index(x) <= levels.index(level)}
+        return Stages(**stages)
 
     def until(self, name: str) -> Stages:
         """The passes before the one of this name."""
@@ -174,12 +174,12 @@ class Stages:
         """The stages up to (side 1) or from (side -1) the one with the pass, which itself is cut."""
         place = self._stage_of(name)
         levels = list(Level)
-        kept = {
+        stages = {
             level.value: cut(pipeline, name) if level is place else pipeline
             for level, pipeline in self
             if side * (levels.index(place) - levels.index(level)) >= 0
         }
-        return Stages(**kept)
+        return Stages(**stages)
 
     def _stage_of(self, name: str) -> Level:
         self.whole.place_of(name)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tilewright.ir.division import along_other_axes, kept, undivided
+from tilewright.ir.division import along_other_axes, same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
@@ -227,7 +227,7 @@ define(
     attrs={**_GROUP, "reduction": AttrDef("str", "sum", " or ".join(REDUCTIONS))},
     infer=_infer_reduce,
     effects=COMMUNICATE,
-    facts=replace(_COMMUNICATION, exact=False, division=kept),
+    facts=replace(_COMMUNICATION, exact=False, division=same_dimensions),
 )
 define(
     "graph.reduce_scatter",

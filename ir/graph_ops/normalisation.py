@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilewright.ir.division import Labels, along_other_axes, closed_from, kept, per_channel
+from tilewright.ir.division import Labels, along_other_axes, closed_from, per_channel, same_dimensions
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
@@ -100,7 +100,7 @@ def _evaluate_instance_norm(inputs: Sequence[np.ndarray], attrs: Attrs) -> Seque
 def _divided_instances(op: Op) -> Labels:
     """Samples and channels are independent."""
     rank, axis = op.operands[0].tensor.rank, op.integer("axis") % op.operands[0].tensor.rank
-    return kept(op, [d for d in range(1, rank) if d != axis], (axis,), (axis,))
+    return same_dimensions(op, [d for d in range(1, rank) if d != axis], (axis,), (axis,))
 
 
 #: facts that ops below share; each replaces those that differ
@@ -158,7 +158,7 @@ def _evaluate_l2(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndar
 
 def _divided_lines(op: Op) -> Labels:
     """The dimensions that are summed over are needed whole."""
-    return kept(op, op.integers("axis") or range(op.operands[0].tensor.rank))
+    return same_dimensions(op, op.integers("axis") or range(op.operands[0].tensor.rank))
 
 
 define(

@@ -32,8 +32,8 @@ def octave_parts(emit: Emit, operands: Sequence[Value], attrs: Attrs) -> tuple[V
     layout = str(attrs["data_layout"])
     rows, columns = layout.index("H"), layout.index("W")
 
-    def value(name: str, *given: Value, **more: object) -> Value:
-        (out,) = emit(f"graph.{name}", given, more)
+    def value(name: str, *inputs: Value, **more: object) -> Value:
+        (out,) = emit(f"graph.{name}", inputs, more)
         return out
 
     def conv(x: Value, w: Value) -> Value:

@@ -7,7 +7,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from tilewright.ir.division import Labels, kept, undivided
+from tilewright.ir.division import Labels, same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
@@ -44,7 +44,9 @@ def _evaluate_reverse(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np
 
 def _divided_reverse(op: Op) -> Labels:
     """Sequences are independent, and so are dimensions along which elements keep their place."""
-    return kept(op, [op.integer("seq_axis")], (op.integer("batch_axis") % op.operands[0].tensor.rank,))
+    return same_dimensions(
+        op, [op.integer("seq_axis")], (op.integer("batch_axis") % op.operands[0].tensor.rank,)
+    )
 
 
 define(

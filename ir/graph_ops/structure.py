@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.division import kept, undivided
+from tilewright.ir.division import same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import tensors
@@ -47,7 +47,7 @@ define(
     attrs={"rate": AttrDef("float", 0.5)},
     infer=lambda t, a: tensors(t),
     evaluate=lambda x, a: [x[0]],
-    facts=movement(Elements.KEEPS, kept, attributes_stay),
+    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay),
 )
 define(
     "graph.copy",
@@ -55,5 +55,5 @@ define(
     "x.",
     infer=lambda t, a: tensors(t),
     evaluate=lambda x, a: [x[0]],
-    facts=movement(Elements.KEEPS, kept, attributes_stay),
+    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay),
 )

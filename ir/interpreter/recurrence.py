@@ -32,7 +32,7 @@ def evaluate_recur(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
         names = [*order, past]
         elements = [fetch(x, a, box, names) for x, a in zip(operands[1:], rest, strict=True)]
         later = out[(*before, slice(t + 1, n))]
-        given = [*elements, out[(*before, slice(t, t + 1))][..., None], later[..., None]]
-        (new,) = run_body(op.body, given, axes(box, names))
+        inputs = [*elements, out[(*before, slice(t, t + 1))][..., None], later[..., None]]
+        (new,) = run_body(op.body, inputs, axes(box, names))
         later[...] = np.broadcast_to(new, (*later.shape, 1))[..., 0]
     return out

@@ -60,10 +60,10 @@ def _input(name: str, t: TensorType, value: Any) -> np.ndarray:
     return array.astype(numpy_dtype(t.dtype), copy=False)
 
 
-def own_array(result: np.ndarray, held: Sequence[np.ndarray]) -> np.ndarray:
+def own_array(result: np.ndarray, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """A result the caller may write to: never a view of an input or a constant."""
     result = np.ascontiguousarray(result).reshape(result.shape)
-    shared = not result.flags.writeable or any(np.may_share_memory(result, h) for h in held)
+    shared = not result.flags.writeable or any(np.may_share_memory(result, h) for h in arrays)
     return result.copy() if shared else result
 
 

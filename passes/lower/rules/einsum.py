@@ -38,10 +38,10 @@ class _Labelled:
 class _Einsum:
     b: Builder
     extents: dict[str, int]
-    held: str
+    acc: str
 
     def _type(self, labels: str) -> TensorType:
-        return TensorType(self.held, tuple(self.extents[c] for c in labels))
+        return TensorType(self.acc, tuple(self.extents[c] for c in labels))
 
     def _dims(self, labels: str) -> dict[str, int]:
         return {c: self.extents[c] for c in labels}
@@ -57,7 +57,7 @@ class _Einsum:
             return _Labelled(mapped(self.b, [x.value], t, par, reads, lambda i, p: p[0]), labels)
 
         t, sums = self._type(labels), self._dims(red)
-        init = 0.0 if self.held[0] in "bf" else 0
+        init = 0.0 if self.acc[0] in "bf" else 0
         return _Labelled(
             reduced(self.b, "tensor.reduce", [x.value], t, par, sums, reads, added, init=init), labels
         )
@@ -68,12 +68,12 @@ class _Einsum:
         operands, reads = [x.value, y.value], [x.read(self.extents), y.read(self.extents)]
         t, par = self._type(labels), self._dims(labels)
         if red:
-            init, sums = 0.0 if self.held[0] in "bf" else 0, self._dims(red)
+            init, sums = 0.0 if self.acc[0] in "bf" else 0, self._dims(red)
             out = reduced(self.b, "tensor.contract", operands, t, par, sums, reads, multiply_add, init=init)
             return _Labelled(out, labels)
 
         def product(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-            return i.value("scalar.mul", *(i.cast(v, self.held) for v in p))
+            return i.value("scalar.mul", *(i.cast(v, self.acc) for v in p))
 
         return _Labelled(mapped(self.b, operands, t, par, reads, product), labels)
 

@@ -189,9 +189,9 @@ def _result(b: Builder, scheme: Winograd, sums: Value, order: str, result: Tenso
     )
 
 
-def _at(order: Iterable[str], given: Mapping[str, Expr]) -> tuple[Expr, ...]:
+def _at(order: Iterable[str], indices: Mapping[str, Expr]) -> tuple[Expr, ...]:
     """An index by dimensions in this order: the given expressions, and the dimensions' own names."""
-    return tuple(given.get(d, Sym(d)) for d in order)
+    return tuple(indices.get(d, Sym(d)) for d in order)
 
 
 def _both_ways(
