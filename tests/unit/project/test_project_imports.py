@@ -1,12 +1,18 @@
-"""The import table of the architecture: which folder may import which, and which files may touch a driver."""
+"""The import table of the architecture: which folder may import which, and which files may touch a driver.
+
+The rooms inside the top folders stand in `import_table.toml`, from the bottom up.
+"""
 
 import ast
+import functools
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[3]
+TABLE = tomllib.loads(Path(__file__).with_name("import_table.toml").read_text())
 
 MAY_IMPORT = {
     "ir": set(),
@@ -20,41 +26,6 @@ MAY_IMPORT = {
 }
 #: `python -m tilewright` is the command line, which stands above the compiler
 ENTRY_POINTS = {"compiler/__main__.py": "tools"}
-#: rooms of the runtime, each of which may import those before it; devices know nothing of each other
-RUNTIME = ("storage", "libraries", "plan", "arena", "streams", "communication", "interface")
-DEVICES = ("cuda", "opencl", "emulator", "null")
-#: importers, which know nothing of each other but that torch comes through Relax
-FORMATS = ("relay", "relax", "onnx", "torch")
-#: rooms that know nothing of others: what a pass needs to know of later ones, its context tells
-APART = {
-    **{f"runtime/{room}": (*RUNTIME[i + 1 :], *DEVICES) for i, room in enumerate(RUNTIME)},
-    **{f"runtime/{device}": tuple(other for other in DEVICES if other != device) for device in DEVICES},
-    "costmodel/hardware": ("kernels", "cluster", "partition"),
-    "costmodel/kernels": ("cluster", "partition"),
-    "costmodel/partition": ("cluster",),
-    "costmodel/cluster/inputs": ("cluster.modes", "cluster.measured"),
-    "costmodel/cluster/modes": ("cluster.measured",),
-    "frontends/weights": ("importing", "tvm", *FORMATS, "zoo"),
-    "frontends/importing": ("tvm", *FORMATS, "zoo"),
-    "frontends/tvm": (*FORMATS, "zoo"),
-    "frontends/zoo": ("tvm", *FORMATS),
-    "frontends/relay": ("relax", "onnx", "torch", "zoo"),
-    "frontends/relax": ("relay", "onnx", "torch", "zoo"),
-    "frontends/onnx": ("tvm", "relay", "relax", "torch", "zoo"),
-    "frontends/torch": ("relay", "onnx", "zoo"),
-    "passes/framework": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
-    "passes/analysis": ("graph", "lower", "tensor", "thread", "kernels", "estimation"),
-    "passes/graph": ("lower", "tensor", "thread", "kernels", "estimation"),
-    "passes/graph/distribute/sharding": tuple(
-        f"graph.distribute.{room}" for room in ("pipeline", "rows", "space")
-    ),
-    "passes/graph/distribute/pipeline": ("graph.distribute.rows", "graph.distribute.space"),
-    "passes/graph/distribute/rows": ("graph.distribute.pipeline", "graph.distribute.space"),
-    "passes/kernels": ("graph", "lower", "tensor", "thread", "estimation"),
-    "passes/lower": ("tensor", "thread", "estimation"),
-    "passes/tensor": ("thread", "estimation"),
-    "passes/thread": ("estimation",),
-}
 #: the errors stand in the runtime, at the very bottom; the IR takes them from there for all above it
 ERRORS = ("ir/errors.py", "tilewright.runtime.errors")
 FILES_THAT_MAY_IMPORT = {
@@ -104,19 +75,6 @@ def test_folder_keeps_to_the_import_table(folder):
     assert not [fault for file in files for fault in faults(str(file.relative_to(ROOT)), file.read_text())]
 
 
-@pytest.mark.parametrize("room", APART)
-def test_rooms_import_no_later_ones(room):
-    above = room.split("/")[0]
-    others = tuple(f"tilewright.{above}.{other}." for other in APART[room])
-    found = [
-        f"{file.relative_to(ROOT)}:{line}: {name}"
-        for file in sorted((ROOT / room).rglob("*.py"))
-        for line, name in imported_names(file.read_text(), str(file))
-        if f"{name}.".startswith(others)
-    ]
-    assert found == []
-
-
 @pytest.mark.parametrize(
     ("path", "source"),
     [
@@ -150,46 +108,6 @@ def test_a_wrong_import_is_found(path, source):
 )
 def test_a_right_import_passes(path, source):
     assert faults(path, source) == []
-
-
-def modules_of_kernels():
-    """The modules below passes/kernels by name, each with those of them that it imports."""
-    files = sorted((ROOT / "passes" / "kernels").rglob("*.py"))
-    names = {".".join(("tilewright", *f.relative_to(ROOT).with_suffix("").parts)): f for f in files}
-    imported = {n: {i for _, i in imported_names(f.read_text(), str(f))} for n, f in names.items()}
-    return {
-        n: {m for i in found for m in (i, i.rpartition(".")[0]) if m in names}
-        for n, found in imported.items()
-    }
-
-
-def circles(needs):
-    """The names from which a circle can be reached; `needs` has those that each one needs."""
-    left = {n: set(needed) for n, needed in needs.items()}
-    while free := [n for n, needed in left.items() if not needed & set(left)]:
-        for n in free:
-            del left[n]
-    return sorted(left)
-
-
-def test_files_of_kernel_families_form_no_circle():
-    modules = modules_of_kernels()
-    assert modules
-    assert circles(modules) == []
-
-
-def test_folders_of_kernel_families_form_no_circle():
-    """Files that lie in passes/kernels itself count as one folder more."""
-    needs = {}
-    for name, imported in modules_of_kernels().items():
-        folder = name.rpartition(".")[0]
-        needs.setdefault(folder, set()).update({i.rpartition(".")[0] for i in imported} - {folder})
-    assert len(needs) > 2
-    assert circles(needs) == []
-
-
-def test_a_circle_is_found():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set(), "e": {"d"}}) == ["a", "b", "c"]
 
 
 def module_of(path: str) -> str:
@@ -231,6 +149,7 @@ def circles_of_files(imports: dict[str, set[str]]) -> set[frozenset[str]]:
     }
 
 
+@functools.cache
 def all_sources() -> dict[str, str]:
     """The text of every file of the package by its path."""
     files = [file for folder in MAY_IMPORT for file in sorted((ROOT / folder).rglob("*.py"))]
@@ -257,9 +176,66 @@ def test_no_circle_of_files():
 
 
 def test_no_circle_of_folders():
-    rooms = imported_rooms(all_sources())
+    rooms = rooms_of_the_package()
     assert len(rooms) > 80
     assert {tuple(sorted(c)) for c in circles_of_files(rooms)} == set()
+
+
+@functools.cache
+def rooms_of_the_package() -> dict[str, set[str]]:
+    """What every room of the package imports."""
+    return imported_rooms(all_sources())
+
+
+def rooms_below(folder: str) -> dict[str, list[str]]:
+    """By room of a top folder, the other rooms of it that its files import, sorted; "." are its own files.
+
+    What a room's `__init__.py` imports does not count, since it offers what lies below it; nor does importing
+    the `__init__.py` of a room below, which registers what that room holds.
+    """
+    found = {}
+    for room, imported in rooms_of_the_package().items():
+        if room.split("/")[0] == folder and not room.endswith("/__init__.py"):
+            others = {
+                o.removesuffix("/__init__.py")
+                for o in imported
+                if not o.startswith(f"{room}/") or "." not in o
+            }
+            own = {o for o in others if o.split("/")[0] == folder} - {room}
+            found[room] = sorted(o.removeprefix(folder).removeprefix("/") or "." for o in own)
+    return {room.removeprefix(folder).removeprefix("/") or ".": others for room, others in found.items()}
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_rooms_import_what_the_table_says_and_no_more(folder):
+    """An arrow that is new, or gone, is seen where it is drawn."""
+    assert rooms_below(folder) == TABLE[folder]
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_the_table_names_rooms_from_the_bottom_up(folder):
+    order = list(TABLE[folder])
+    assert [
+        (room, o) for i, room in enumerate(order) for o in TABLE[folder][room] if o not in order[:i]
+    ] == []
+
+
+#: how many files a folder may hold, but for those that hold one per subject of the kind named here
+MOST_FILES = 16
+ONE_PER_SUBJECT = {
+    "ir": "notion that all levels share",
+    "ir/graph_ops": "family of ops",
+    "passes/lower/rules": "family of ops",
+    "passes/tensor": "pass",
+}
+
+
+def test_folders_are_no_heaps():
+    files: dict[str, int] = {}
+    for path in all_sources():
+        if not path.endswith("/__init__.py"):
+            files[path.rpartition("/")[0]] = files.get(path.rpartition("/")[0], 0) + 1
+    assert {folder for folder, count in files.items() if count > MOST_FILES} == set(ONE_PER_SUBJECT), files
 
 
 def test_a_circle_of_folders_is_found():
