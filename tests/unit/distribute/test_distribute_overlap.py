@@ -8,9 +8,10 @@ from distributed_networks import Graph, check, communications, names_of
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.op_work import Rates
-from tilewright.costmodel.partition.naive import input_interval, split_extent
+from tilewright.costmodel.partition.naive import split_extent
 from tilewright.distributed.compilation import with_common_wave
 from tilewright.ir.errors import InputError
+from tilewright.ir.windows import input_interval
 from tilewright.passes.graph.distribute.rows.overlap import Parts, parts_of
 from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, device_wave
 from tilewright.passes.graph.distribute.split_space import split_modules, split_space
