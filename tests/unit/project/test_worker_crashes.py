@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 
 MAKEFILE = Path(__file__).parents[3] / "Makefile"
+# The tests of the worker that lives take time: it must not be stealing tests from the other one in the
+# moment in which that one dies, which pytest-xdist does not survive.
 PLANTED = """
 import ctypes
+import time
 import pytest
 
 @pytest.mark.parametrize("number", range(6))
 def test_planted(number):
     if number == FATAL:
         ctypes.string_at(0)
+    time.sleep(0.4)
 """
 
 
