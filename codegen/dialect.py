@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -77,6 +77,33 @@ def wrapped(value: float | int | bool, dtype: str) -> int:
     return n - (1 << (8 * t.itemsize)) if t.kind == "i" and n >> (8 * t.itemsize - 1) else n
 
 
+def integer_literal(value: int, dtype: str, suffixes: dict[str, str]) -> str:
+    """A C literal; the most negative values have none of their own."""
+    suffix = suffixes.get(dtype, "")
+    if value in (-(1 << 31), -(1 << 63)):
+        return f"({value + 1}{suffix} - 1)"
+    return f"{value}{suffix}" if value >= 0 else f"({value}{suffix})"
+
+
+def number_literal(
+    value: float | int | bool,
+    dtype: str,
+    types: dict[str, str],
+    suffixes: dict[str, str],
+    not_finite: Callable[[float, str], str],
+) -> str:
+    """A C literal of a number; 16-bit floats are their bits, and `not_finite` writes infinities and nan."""
+    if dtype in NARROW:
+        return f"({types[dtype]})0x{bits_of(value, dtype):04x}"
+    if dtype not in ("f32", "f64"):
+        return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, suffixes)
+    digits = float_digits(value, dtype)
+    if digits is None:
+        return not_finite(float(value), dtype)
+    text = digits + ("f" if dtype == "f32" else "")
+    return f"({text})" if text.startswith("-") else text
+
+
 _CUDA_TYPES = {
     "f64": "double", "f32": "float", "f16": "unsigned short", "bf16": "unsigned short",
     "i64": "long long", "i32": "int", "i16": "short", "i8": "signed char",
@@ -104,20 +131,11 @@ class CudaDialect:
         return "bool" if dtype == "bool" else _CUDA_TYPES[dtype]
 
     def literal(self, value: float | int | bool, dtype: str) -> str:
-        if dtype in NARROW:
-            return f"(unsigned short)0x{bits_of(value, dtype):04x}"
-        if dtype in ("f32", "f64"):
-            return self._float(value, dtype)
         if dtype == "bool":
             return "true" if value else "false"
-        return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, _CUDA_SUFFIX)
+        return number_literal(value, dtype, _CUDA_TYPES, _CUDA_SUFFIX, self._not_finite)
 
-    def _float(self, value: float | int | bool, dtype: str) -> str:
-        digits = float_digits(value, dtype)
-        if digits is not None:
-            text = digits + ("f" if dtype == "f32" else "")
-            return f"({text})" if text.startswith("-") else text
-        x = float(value)
+    def _not_finite(self, x: float, dtype: str) -> str:
         bits = "7fffffff" if x != x else ("ff800000" if x < 0 else "7f800000")
         text = f"__int_as_float(0x{bits})"
         return text if dtype == "f32" else f"(double){text}"
@@ -136,14 +154,6 @@ class CudaDialect:
 
     def pointer(self, dtype: str, name: str, *, const: bool, alone: bool = True) -> str:
         return f"{'const ' if const else ''}{_CUDA_TYPES[dtype]}* {'__restrict__ ' if alone else ''}{name}"
-
-
-def integer_literal(value: int, dtype: str, suffixes: dict[str, str]) -> str:
-    """A C literal; the most negative values have none of their own."""
-    suffix = suffixes.get(dtype, "")
-    if value in (-(1 << 31), -(1 << 63)):
-        return f"({value + 1}{suffix} - 1)"
-    return f"{value}{suffix}" if value >= 0 else f"({value}{suffix})"
 
 
 _OPENCL_TYPES = {
@@ -179,20 +189,11 @@ class OpenClDialect:
         return self.mem_type(dtype, lanes)
 
     def literal(self, value: float | int | bool, dtype: str) -> str:
-        if dtype in NARROW:
-            return f"(ushort)0x{bits_of(value, dtype):04x}"
-        if dtype in ("f32", "f64"):
-            return self._float(value, dtype)
         if dtype == "bool":
             return "(uchar)1" if value else "(uchar)0"
-        return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, _OPENCL_SUFFIX)
+        return number_literal(value, dtype, _OPENCL_TYPES, _OPENCL_SUFFIX, self._not_finite)
 
-    def _float(self, value: float | int | bool, dtype: str) -> str:
-        digits = float_digits(value, dtype)
-        if digits is not None:
-            text = digits + ("f" if dtype == "f32" else "")
-            return f"({text})" if text.startswith("-") else text
-        x = float(value)
+    def _not_finite(self, x: float, dtype: str) -> str:
         text = "NAN" if x != x else ("-INFINITY" if x < 0 else "INFINITY")
         return f"({text})" if dtype == "f32" else f"((double){text})"
 

@@ -65,7 +65,7 @@ class TypedAttr(ABC):
 
     @abstractmethod
     def pairs(self) -> Pairs:
-        """What is printed between the angle brackets."""
+        """Return the keys and values that are printed between the angle brackets."""
 
 
 Attr = None | bool | int | float | str | tuple["Attr", ...] | Sym | BinOp | Pairs | Ref | TypedAttr

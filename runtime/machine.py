@@ -1,7 +1,4 @@
-"""The part of the machine that this process may use: cores, and folders for what is kept between runs.
-
-The compiler, which the runtime does not import, has its own of the same names (`ir/machine.py`).
-"""
+"""The part of the machine that this process may use: cores, and folders for what is kept between runs."""
 
 from __future__ import annotations
 

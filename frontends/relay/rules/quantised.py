@@ -70,7 +70,7 @@ def _times(emit: Emitter, x: Value, factors: np.ndarray, axis: int, upward: bool
     if (factors == 1).all():
         return x
     pairs = [_fixed_point(float(f)) for f in factors]
-    # What is shifted by 62 or more is zero.
+    # A product that is shifted by 62 or more becomes zero.
     pairs = [(m, s) if s > -31 else (0, 0) for m, s in pairs]
     if any(s > 31 for _, s in pairs):
         raise UnsupportedError(f"expected a ratio of scales below 2**31, got {factors.max()}")

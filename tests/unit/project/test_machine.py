@@ -1,4 +1,4 @@
-"""Cores and cache folders of a process: the compiler and the runtime, which share no code, say the same."""
+"""Cores and cache folders of a process: the compiler takes them from the runtime."""
 
 import os
 from pathlib import Path

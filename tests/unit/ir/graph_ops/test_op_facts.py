@@ -61,7 +61,7 @@ def named_ops(source):
 
 
 def prefixed(text):
-    """Whether a text is put together to name graph ops."""
+    """Return whether a formatted text begins as the names of graph ops do."""
     first = text.values[0] if text.values else None
     return isinstance(first, ast.Constant) and first.value == "graph."
 
