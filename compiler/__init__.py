@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from tilewright.levels import parse, show, verify
     from tilewright.passes import register_pass
+    from tilewright.passes.graph.gradients.differentiate import grad
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
     from tilewright.running.loading import load
@@ -36,6 +37,7 @@ __all__ = [
     "WorkError",
     "compile",
     "frontends",
+    "grad",
     "interpret",
     "load",
     "parse",
@@ -59,6 +61,7 @@ _HOMES = {
     ),
     "tilewright.levels": ("parse", "show", "verify"),
     "tilewright.passes": ("register_pass",),
+    "tilewright.passes.graph.gradients.differentiate": ("grad",),
     "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
 }
 _PACKAGES = ("codegen", "costmodel", "frontends", "ir", "passes", "runtime")

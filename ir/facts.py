@@ -103,6 +103,22 @@ class ReportClass(Enum):
     """The class of its kernel says more: the op computes element by element, or moves them."""
 
 
+class Gradient(Enum):
+    """The way in which an op takes part in automatic differentiation.
+
+    Operands that hold no floats never carry a gradient, whatever the op states.
+    """
+
+    RULE = auto()
+    """A rule of `passes/graph/gradients/rules` writes its gradient in graph ops."""
+    DERIVED = auto()
+    """Its adjoint is derived from the tensor ops that it is lowered to (`graph.adjoint`)."""
+    NONE = auto()
+    """Its results are integers, booleans or piecewise constant: what comes back to it is dropped."""
+    REFUSED = auto()
+    """No derivative of it is defined here: differentiation along a path through it is an error."""
+
+
 #: FLOP of one execution of an op
 Flops = Callable[[Op], int]
 
@@ -134,6 +150,7 @@ class Facts:
         default=UNSTATED, metadata={"meaning": "how its attributes follow the extents of its operands"}
     )
     report: ReportClass = field(default=UNSTATED, metadata={"meaning": "its class in reports"})
+    gradient: Gradient = field(default=UNSTATED, metadata={"meaning": "how it is differentiated"})
 
     def unstated(self) -> list[tuple[str, str]]:
         """Name and meaning of every fact that is missing."""
@@ -155,7 +172,9 @@ def flops_per_tap(op: Op) -> int:
     return sum(v.tensor.size for v in op.results) * prod(op.integers("pool_size"))
 
 
-def movement(elements: Elements, division: Division, extents: Extents) -> Facts:
+def movement(
+    elements: Elements, division: Division, extents: Extents, gradient: Gradient = Gradient.DERIVED
+) -> Facts:
     """The facts of an op that gives elements of its operands, or given ones, and computes nothing."""
     return Facts(
         elements=elements,
@@ -165,4 +184,5 @@ def movement(elements: Elements, division: Division, extents: Extents) -> Facts:
         division=division,
         extents=extents,
         report=ReportClass.OF_KERNEL,
+        gradient=gradient,
     )

@@ -241,6 +241,16 @@ class Func:
     def params(self) -> tuple[Value, ...]:
         return self.body.params
 
+    @property
+    def updates(self) -> tuple[tuple[int, int], ...]:
+        """Return the attribute `updates` of a function with state: pairs (parameter, result).
+
+        Such a parameter is no input of a caller: it is kept between runs, starts as the constant of its name,
+        and becomes that result when a run ends. `verify` checks the pairs.
+        """
+        pairs = self.get("updates", ())
+        return pairs if isinstance(pairs, tuple) else ()  # type: ignore[return-value]
+
     def with_body(self, body: Block) -> Func:
         """Self when nothing changed."""
         return self if body is self.body else replace(self, body=body)

@@ -20,7 +20,7 @@ from tilewright.ir.division import (
     replaced,
 )
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import SPATIAL, arranged, check_layout, data_layouts, permuted
 from tilewright.ir.graph_ops.operands import dtype_of, entries, quotient, require, require_rank, tensors, wide
@@ -123,6 +123,7 @@ for _spatial in SPATIAL:
             division=by_rules(parts=_parts(_kind), labels=of_image("NC")),
             extents=attributes_stay,
             report=ReportClass.POOLING,
+            gradient=Gradient.DERIVED,
             exact=_kind == "max",
         )
         define(

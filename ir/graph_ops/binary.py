@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import elementwise
 from tilewright.ir.extents import broadcasts_as_before
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
 from tilewright.ir.opdef import Attrs, compute, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
@@ -43,6 +43,12 @@ BINARY: Mapping[str, tuple[str, str, str, Precision, bool]] = {
     "left_shift": ("shl", "shl", "a * 2**b", Precision.FOLLOWS, False),
     "right_shift": ("shr", "shr", "a / 2**b rounded down", Precision.FOLLOWS, False),
 }
+#: results that are booleans, bits, or piecewise constant in both operands
+_WITHOUT_GRADIENT = frozenset(
+    {"floor_divide", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+    | {"logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"}
+    | {"left_shift", "right_shift"}
+)
 #: a quotient of floats that is rounded down afterwards
 ROUNDED_DOWN = "floor_divide"
 
@@ -62,6 +68,7 @@ _MAP = Facts(
     division=elementwise,
     extents=broadcasts_as_before,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.RULE,
 )
 
 
@@ -79,13 +86,14 @@ def _table_op(name: str, doc: str, precision: Precision, exact: bool) -> None:
         out = compute(f"scalar.{BINARY[name][0 if floating else 1]}", *inputs)
         return [np.floor(out)] if floating and name == ROUNDED_DOWN else [out]
 
+    gradient = Gradient.NONE if name in _WITHOUT_GRADIENT else Gradient.RULE
     define(
         f"graph.{name}",
         ("a", "b"),
         f"{doc}, with broadcasting.",
         infer=infer,
         evaluate=run,
-        facts=replace(_MAP, precision=precision, exact=exact),
+        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient),
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, movement
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element, movement
 from tilewright.ir.graph_ops.operands import dtype_of, require, require_float, require_rank, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
@@ -45,6 +46,7 @@ _COMPUTATION = Facts(
     division=undivided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.box_overlap",
@@ -83,7 +85,7 @@ define(
     "Candidates [B, N] in order, i kept unless a kept t before it suppresses it: suppresses[b, i, t].",
     infer=_infer_keep,
     evaluate=_evaluate_keep,
-    facts=_COMPUTATION,
+    facts=replace(_COMPUTATION, gradient=Gradient.NONE),
 )
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from tilewright.ir.division import along_other_axes, same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, require, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
@@ -169,6 +169,7 @@ _COMMUNICATION = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.REFUSED,
 )
 define(
     "graph.send",

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, OperandRows, SlicedOp, replaced
 from tilewright.ir.extents import Dims
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
     Window,
@@ -225,6 +225,7 @@ for _spatial in SPATIAL:
             division=_divided,
             extents=_new_groups,
             report=ReportClass.CONVOLUTION,
+            gradient=Gradient.DERIVED,
             exact=False,
         ),
     )

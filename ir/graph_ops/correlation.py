@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.layouts import Window, arranged, check_layout, padded, permuted, sliding, windows
 from tilewright.ir.graph_ops.operands import (
     alike,
@@ -120,6 +120,7 @@ define(
         division=by_sample(2),
         extents=attributes_stay,
         report=ReportClass.CORRELATION,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )
@@ -175,6 +176,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )

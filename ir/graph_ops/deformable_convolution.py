@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import (
     ConvolutionGeometry,
     convolution_of,
@@ -121,6 +121,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.CONVOLUTION,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )

@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.division import Labels
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.operands import accumulator_dtype, alike, dtype_of, require, wide
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -123,6 +123,7 @@ define(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.MATRIX_PRODUCT,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )

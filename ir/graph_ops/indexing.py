@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.ir.division import Labels, broadcast_labels, undivided, unlabelled, where_untouched
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dim, Dims, attributes_stay, same_places
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import axis_of, broadcast_shapes, require, require_integer, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -301,6 +301,7 @@ define(
         division=_divided_one_hot,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.DERIVED,
         exact=True,
     ),
 )

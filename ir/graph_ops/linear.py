@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, broadcast_labels, per_channel
 from tilewright.ir.extents import Dims, attributes_stay, broadcasts_as_before
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Attr, Op
@@ -56,6 +56,7 @@ _PRODUCT = Facts(
     division=_divided_dense,
     extents=attributes_stay,
     report=ReportClass.MATRIX_PRODUCT,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.dense",
@@ -64,7 +65,7 @@ define(
     attrs={"out_dtype": OUT_DTYPE},
     infer=_infer_dense,
     evaluate=lambda x, a: [product(x[0], x[1].T, a)],
-    facts=_PRODUCT,
+    facts=replace(_PRODUCT, gradient=Gradient.RULE),
 )
 
 
@@ -155,6 +156,7 @@ define(
         division=per_channel,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )

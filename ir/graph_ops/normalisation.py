@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, along_other_axes, closed_from, per_channel, same_dimensions
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Op
@@ -64,6 +64,7 @@ define(
         division=per_channel,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )
@@ -112,6 +113,7 @@ _NORMALISATION = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.NORMALISATION,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.layer_norm",

@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.builder import Builder
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.layouts import check_layout
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank
 from tilewright.ir.nodes import Op, Value
@@ -99,6 +99,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )

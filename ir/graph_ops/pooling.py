@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image, replaced
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_tap
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_tap
 from tilewright.ir.graph_ops.convolution import layout_attr
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -137,6 +137,7 @@ _POOLING = Facts(
     division=by_rules(_rows, labels=of_image("NC")),
     extents=attributes_stay,
     report=ReportClass.POOLING,
+    gradient=Gradient.DERIVED,
 )
 for _spatial in SPATIAL:
     define(

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, PartialOp, broadcast_labels, by_rules, part_of_mean
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
     alike,
@@ -136,12 +136,13 @@ _REDUCTION = Facts(
     division=_divided,
     extents=attributes_stay,
     report=ReportClass.REDUCTION,
+    gradient=Gradient.DERIVED,
 )
 _define_fold(
     "sum",
     "The sum over `axis` in the dtype of x; any for bool.",
     _sum,
-    facts=replace(_REDUCTION, division=_divided_sum),
+    facts=replace(_REDUCTION, division=_divided_sum, gradient=Gradient.RULE),
 )
 _define_fold(
     "prod",
@@ -166,14 +167,14 @@ _define_fold(
     "True where every element over `axis` is.",
     _product,
     truth=True,
-    facts=_REDUCTION,
+    facts=replace(_REDUCTION, gradient=Gradient.NONE),
 )
 _define_fold(
     "any",
     "True where an element over `axis` is.",
     _sum,
     truth=True,
-    facts=_REDUCTION,
+    facts=replace(_REDUCTION, gradient=Gradient.NONE),
 )
 
 
@@ -211,7 +212,7 @@ define(
     attrs=_ATTRS,
     infer=_infer_mean,
     evaluate=_evaluate_mean,
-    facts=replace(_REDUCTION, division=by_rules(parts=_mean_parts, labels=_divided)),
+    facts=replace(_REDUCTION, division=by_rules(parts=_mean_parts, labels=_divided), gradient=Gradient.RULE),
 )
 
 
@@ -283,5 +284,5 @@ for _kind, _what in (("max", "largest"), ("min", "smallest")):
         attrs={**_ATTRS, "select_last_index": AttrDef("bool", False)},
         infer=_infer_position,
         evaluate=partial(_evaluate_position, _kind == "max"),
-        facts=replace(_REDUCTION, precision=Precision.WIDE),
+        facts=replace(_REDUCTION, precision=Precision.WIDE, gradient=Gradient.NONE),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, unlabelled
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.layouts import arranged, permuted
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -106,6 +106,7 @@ _SAMPLING = Facts(
     division=_divided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.roi_align",

@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image, replaced
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.extents import Dims
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.interpolation import (
     CROPPING,
     METHODS,
@@ -202,6 +202,7 @@ def _define(count: int) -> None:
             division=by_rules(_rows, labels=of_image("NC")),
             extents=_new_size,
             report=ReportClass.OF_KERNEL,
+            gradient=Gradient.DERIVED,
             exact=False,
         ),
     )

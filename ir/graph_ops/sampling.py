@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.division import by_sample, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.interpolation import first_tap, is_layout, letters, polynomials, rounded, spatial
 from tilewright.ir.graph_ops.operands import (
     dtype_of,
@@ -155,6 +155,7 @@ _SAMPLING = Facts(
     division=by_sample(2),
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.grid_sample",
@@ -203,6 +204,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import along_other_axes
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, dtype_of, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -53,6 +53,7 @@ _SCAN = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SCAN,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.cumsum",

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided, where_untouched
 from tilewright.ir.extents import attributes_stay, same_places
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.indexing import ramp
 from tilewright.ir.graph_ops.operands import (
     axis_of,
@@ -109,6 +109,7 @@ _SCATTER = Facts(
     division=undivided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.scatter_elements",

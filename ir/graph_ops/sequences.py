@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import accumulator_dtype, axis_of, require, require_integer, tensors
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -130,6 +130,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.NONE,
         exact=False,
     ),
 )

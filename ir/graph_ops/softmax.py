@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import along_other_axes
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import axis_of, dtype_of, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import Type
@@ -42,6 +42,7 @@ _NORMALISATION = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SOFTMAX,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.softmax",

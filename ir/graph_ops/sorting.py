@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.ir.division import along_other_axes, undivided
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_rank, tensors, wide
 from tilewright.ir.nodes import Attr
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -60,6 +60,7 @@ _SORT = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SORT,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.sort",
@@ -77,7 +78,7 @@ define(
     attrs={**_ORDER, "dtype": _INDEX},
     infer=lambda t, a: [TensorType(a["dtype"], _along(t, a)[0].shape)],
     evaluate=lambda x, a: [order_of(x[0], a["axis"], a["is_ascend"]).astype(numpy_dtype(a["dtype"]))],
-    facts=replace(_SORT, exact=False),
+    facts=replace(_SORT, exact=False, gradient=Gradient.NONE),
 )
 
 
@@ -142,7 +143,9 @@ define(
     attrs={"right": AttrDef("bool", False), "dtype": _INDEX},
     infer=_infer_searchsorted,
     evaluate=_evaluate_searchsorted,
-    facts=replace(_SORT, exact=False, division=undivided, report=ReportClass.OF_KERNEL),
+    facts=replace(
+        _SORT, exact=False, division=undivided, report=ReportClass.OF_KERNEL, gradient=Gradient.NONE
+    ),
 )
 
 
@@ -190,5 +193,5 @@ define(
     results=None,
     infer=_infer_unique,
     evaluate=_evaluate_unique,
-    facts=replace(_SORT, division=undivided, report=ReportClass.OF_KERNEL),
+    facts=replace(_SORT, division=undivided, report=ReportClass.OF_KERNEL, gradient=Gradient.REFUSED),
 )

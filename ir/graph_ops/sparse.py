@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
 from tilewright.ir.graph_ops.operands import alike, require, require_integer, require_rank
 from tilewright.ir.opdef import Attrs, define
 from tilewright.ir.types import TensorType, Type
@@ -49,6 +49,7 @@ _COMPUTATION = Facts(
     division=undivided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.NONE,
 )
 define(
     "graph.unravel_index",

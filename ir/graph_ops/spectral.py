@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -55,6 +55,7 @@ _CONTRACTION = Facts(
     division=undivided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.DERIVED,
 )
 define(
     "graph.dft",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.division import same_dimensions, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, movement, no_flops
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, movement, no_flops
 from tilewright.ir.graph_ops.operands import tensors
 from tilewright.ir.opdef import AttrDef, define, no_results
 
@@ -20,6 +20,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.NONE,
         exact=True,
     ),
 )
@@ -37,6 +38,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.NONE,
         exact=True,
     ),
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.ir.division import Labels, OperandRows, SlicedOp, replaced
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass
 from tilewright.ir.graph_ops.convolution import divided, layout_attr, window_attrs
 from tilewright.ir.graph_ops.layouts import (
     SPATIAL,
@@ -170,6 +170,7 @@ for _spatial in SPATIAL:
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.TRANSPOSED_CONVOLUTION,
+            gradient=Gradient.DERIVED,
             exact=False,
         ),
     )

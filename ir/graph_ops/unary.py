@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.ir.division import elementwise, per_channel
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, Facts, Precision, ReportClass, flops_per_element, no_flops
+from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.opdef import AttrDef, Attrs, compute, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, numpy_dtype
@@ -53,6 +53,8 @@ UNARY: Mapping[str, tuple[str, Precision, bool]] = {
 }
 #: roundings leave integers as they are
 ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
+#: results that are booleans, bits, or piecewise constant
+_WITHOUT_GRADIENT = ROUNDINGS | {"sign", "bitwise_not", "logical_not", "isnan", "isinf", "isfinite"}
 
 
 #: facts that ops below share; each replaces those that differ
@@ -64,6 +66,7 @@ _MAP = Facts(
     division=elementwise,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
+    gradient=Gradient.RULE,
 )
 
 
@@ -83,13 +86,14 @@ def _table_op(name: str, scalar: str, precision: Precision, exact: bool) -> None
             return inputs
         return [compute(definition.name, *inputs)]
 
+    gradient = Gradient.NONE if name in _WITHOUT_GRADIENT else Gradient.RULE
     define(
         f"graph.{name}",
         ("x",),
         f"{definition.doc}, for every a of x.",
         infer=infer,
         evaluate=run,
-        facts=replace(_MAP, precision=precision, exact=exact),
+        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient),
     )
 
 
@@ -218,6 +222,7 @@ define(
         division=per_channel,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )

@@ -113,6 +113,8 @@ class _Checker:
             got = _listed([v.type for v in last.operands])
             message = f"expected to return {_listed(f.result_types)}, got {got}"
             self.report(last, f.body, len(f.body.ops) - 1, message)
+        if f.get("updates") is not None:
+            self.faults += [Fault(f.name, message, "") for message in _update_faults(f)]
         if f.level is Level.THREAD:
             self.launch_shape()
             self.launch_order()
@@ -266,6 +268,33 @@ class _Checker:
             if op.integer("extent") < 0 or op.integer("unroll") < 0:
                 faults.append("expected extent and unroll to be at least 0")
         return faults
+
+
+def _update_faults(func: Func) -> list[str]:
+    """Faults of the attribute `updates`: which parameter becomes which result."""
+    pairs, count, results = func.get("updates"), len(func.params), func.result_types
+    if func.level is Level.THREAD:
+        return ["a thread-level function has no updates"]
+    if not isinstance(pairs, tuple) or not all(
+        isinstance(p, tuple) and len(p) == 2 and all(type(n) is int for n in p) for p in pairs
+    ):
+        return [f"expected updates as pairs [parameter, result], got {show_attr(pairs)}"]
+    faults = []
+    for pair in func.updates:
+        parameter, result = pair
+        if not (0 <= parameter < count and 0 <= result < len(results)):
+            faults.append(
+                f"expected an update among {count} parameters and {len(results)} results, got {pair}"
+            )
+        elif func.params[parameter].type != results[result]:
+            types = f"{func.params[parameter].type} and {results[result]}"
+            faults.append(
+                f"expected a parameter and a result of one type in update {show_attr(pair)}, got {types}"
+            )
+    for what, position in (("parameter", 0), ("result", 1)):
+        named = [p[position] for p in func.updates]
+        faults += [f"{what} {n} is updated twice" for n in sorted(set(named)) if named.count(n) > 1]
+    return faults
 
 
 def _listed(items: Sequence[object]) -> str:

@@ -11,6 +11,7 @@ ranks: `3` where the pass makes the module of one of 3 ranks, which the pipeline
   together, and each must have the results of the given module.
 resized: `yes` where the pass makes inputs larger. The given module computes on the first elements of what the
   new one gets, and its results are the first elements of those of the new one.
+appends: `yes` where the pass gives results behind those of the given module.
 """
 
 import re
@@ -33,7 +34,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")
-KEYS = {"pipeline", "reason", "target", "idempotent", "tolerance", "invalid", "ranks", "resized"}
+KEYS = {"pipeline", "reason", "target", "idempotent", "tolerance", "invalid", "ranks", "resized", "appends"}
 _RANK = re.compile(r"rank=\d+")
 
 
@@ -111,7 +112,8 @@ def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray
         return [(a, common(b, a.shape)) for a, b in pairs]
     wanted = results(before, inputs)
     if not ranks:
-        return list(zip(wanted, results(after, inputs), strict=True))
+        more = case.header.get("appends", "no") == "yes"
+        return list(zip(wanted, results(after, inputs), strict=not more))
     text = case.header["pipeline"]
     assert _RANK.search(text), f"{case.path}: the pipeline names no rank"
     modules = [
