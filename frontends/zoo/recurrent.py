@@ -1,0 +1,62 @@
+"""A classifier of sequences: layers of LSTM (Hochreiter and Schmidhuber 1997), unrolled, and one product."""
+
+from __future__ import annotations
+
+from tilewright.frontends.zoo.writing import NetworkWriter
+from tilewright.ir.errors import InputError
+from tilewright.ir.graph_code import Tensor
+from tilewright.ir.nodes import Module
+
+
+def lstm_classifier(
+    seed: int = 0,
+    *,
+    layers: int = 2,
+    width: int = 512,
+    steps: int = 64,
+    classes: int = 100,
+    batch: int = 1,
+    name: str = "lstm_classifier",
+) -> Module:
+    """Map `data` float32 [batch, steps, width] to logits [batch, classes] of the last step's hidden state.
+
+    The gates are those of PyTorch's `nn.LSTM`, in its order (input, forget, cell, output), with both biases
+    in one. The product of a layer's inputs is one for all steps. Raises InputError for impossible sizes.
+    """
+    for what, value in (("layers", layers), ("width", width), ("steps", steps), ("classes", classes)):
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")
+    net = NetworkWriter(seed)
+    data = net.input("data", "f32", batch, steps, width)
+    x = data.transpose(1, 0, 2)  # [steps, batch, width]
+    outputs: list[Tensor] = []
+    for layer in range(layers):
+        with net.scope(f"l{layer}"):
+            joint = net.linear(x.reshape(steps * batch, width), 4 * width, "input")
+            gates = net.w.ops_of("split", [joint], indices=_cuts(steps, batch), axis=0)
+            outputs = _layer(net, gates, width)
+            if layer + 1 < layers:
+                x = net.w.op("stack", *outputs, axis=0)
+    with net.scope("head"):
+        return net.module(name, [net.linear(outputs[-1], classes, "logits")])
+
+
+def _cuts(parts: int, extent: int) -> tuple[int, ...]:
+    """The places at which a dimension is cut into equal parts."""
+    return tuple(range(extent, parts * extent, extent))
+
+
+def _layer(net: NetworkWriter, gates: tuple[Tensor, ...], width: int) -> list[Tensor]:
+    """Hidden states after each step, from the inputs' part of the gates."""
+    hidden: Tensor | None = None
+    cell: Tensor | None = None
+    outputs = []
+    for part in gates:
+        if hidden is not None:
+            part = part + net.w.op("dense", hidden, net.weight("hidden.kernel", 4 * width, width))
+        i, f, g, o = net.w.ops_of("split", [part], indices=_cuts(4, width), axis=1)
+        fresh = i.sigmoid() * g.tanh()
+        cell = fresh if cell is None else f.sigmoid() * cell + fresh
+        hidden = o.sigmoid() * cell.tanh()
+        outputs.append(hidden)
+    return outputs

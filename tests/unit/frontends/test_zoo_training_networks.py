@@ -1,0 +1,61 @@
+"""Networks of the zoo that are trained: published sizes, and the recurrence beside its formula in NumPy."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir import InputError
+
+zoo = tw.frontends.zoo
+
+
+def test_bert_base_has_the_published_size():
+    """110 M parameters with 512 positions, a pooler and two kinds of segments (Devlin et al. 2019, section 3)."""
+    net = zoo.build("bert_base_mlm")
+    tw.verify(net)
+    sizes = {n: int(np.prod(net.constants.shape_of(n))) for n in net.get("parameters")}
+    block = sum(s for n, s in sizes.items() if n.startswith("h0."))
+    assert block == 12 * 768**2 + 13 * 768
+    assert sum(s for n, s in sizes.items() if n.startswith("h")) - 12 * block == 768**2 + 3 * 768 + 30522
+    absent = (512 - 128) * 768 + 2 * 768 + 768**2 + 768  # positions, segments, pooler
+    head = 768**2 + 3 * 768 + 30522
+    assert sum(sizes.values()) - head + absent == pytest.approx(110e6, rel=0.01)
+    assert net.main.result_types[0].shape == (128, 30522)
+    assert sum(op.name == "graph.dropout" for op in net.main.body.ops) == 1 + 3 * 12
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_the_recurrence_is_an_lstm():
+    net = zoo.lstm_classifier(width=8, steps=5, classes=3, batch=2)
+    tw.verify(net)
+    c = {n: net.constants[n].astype(np.float64) for n in net.get("parameters")}
+    data = np.random.default_rng(0).standard_normal((2, 5, 8))
+    x = data
+    for layer in ("l0", "l1"):
+        h, cell, out = np.zeros((2, 8)), np.zeros((2, 8)), []
+        for t in range(5):
+            gates = x[:, t] @ c[f"{layer}.input.kernel"].T + c[f"{layer}.input.bias"]
+            gates = gates + h @ c[f"{layer}.hidden.kernel"].T
+            i, f, g, o = np.split(gates, 4, axis=1)
+            cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(cell)
+            out.append(h)
+        x = np.stack(out, 1)
+    expected = x[:, -1] @ c["head.logits.kernel"].T + c["head.logits.bias"]
+    np.testing.assert_allclose(tw.interpret(net, data, precision="fp64")[0], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bert{heads=3}", "expected width to be a multiple of 3 heads, got 64"),
+        ("bert{layers=0}", "expected layers of 1 or more, got 0"),
+        ("lstm_classifier{steps=0}", "expected steps of 1 or more, got 0"),
+    ],
+)
+def test_impossible_sizes(text, message):
+    with pytest.raises(InputError, match=message):
+        zoo.build(text)
