@@ -296,6 +296,16 @@ class Module:
         raise InputError(f"module @{self.name} has no function @main")
 
     @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the attribute `parameters` of a graph-level module: the constants that training may change.
+
+        Importers name the weights of a network so; literals, tables, masks, and the running statistics of
+        normalisations are constants that nothing trains. Inference reads none of it.
+        """
+        names = self.get("parameters", ())
+        return names if isinstance(names, tuple) else ()  # type: ignore[return-value]
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the parameters of @main, in order."""
         return tuple(p.hint or str(i) for i, p in enumerate(self.main.params))

@@ -41,6 +41,10 @@ class Emitter:
     def __init__(self, taken: Iterable[str]) -> None:
         self.builder = Builder()
         self.constants: dict[str, np.ndarray | Deferred] = {}
+        #: names of the constants that are weights of the network, as its file says
+        self.weights: set[str] = set()
+        #: values that no gradient changes: scales of quantisation, running statistics of training modules
+        self.numbers: set[Value] = set()
         self._taken = set(taken)
         self._arrays: dict[Value, np.ndarray | Deferred] = {}
         self._producers: dict[Value, int] = {}
@@ -74,10 +78,19 @@ class Emitter:
         self._arrays[value] = array
         return value
 
+    def weight(self, array: np.ndarray | Deferred, name: str) -> Value:
+        """A constant that is a weight of the network: `parameters.py` says which of them are parameters."""
+        self.weights.add(name)
+        return self.constant(array, name)
+
     def full(self, value: object, dtype: str, shape: Sequence[int] = ()) -> Value:
         """A constant filled with one value."""
         bounded(*shape)
         return self.constant(np.full(tuple(shape), value).astype(storage_dtype(dtype)))
+
+    def written(self) -> Sequence[Op]:
+        """The ops that the finished function is made of."""
+        return self.builder.ops
 
     # -- what is known at import -----------------------------------------------------------------------------
     def known(self, value: Result) -> np.ndarray | None:

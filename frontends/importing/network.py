@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from tilewright.frontends.importing.emitter import Emitter
+from tilewright.frontends.importing.parameters import with_parameters
 from tilewright.frontends.weights.deferred import made
 from tilewright.ir.constants import Constants
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
@@ -17,17 +18,19 @@ def network(
 ) -> Module:
     """The module of what `emitter` holds, named after a file. Constants that nothing reads go.
 
+    Those of its weights that training may change are its parameters (`with_parameters`).
     prune: drop all other ops that no result depends on as well.
     """
     emitter.builder.do("graph.return", *results)
-    ops = _read(emitter.builder.ops, prune)
+    ops = ops_read(emitter.written(), prune=prune)
     func = Func(Level.GRAPH, "main", Block(tuple(inputs.values()), ops), tuple(v.type for v in results))
     names = {str(op["name"]) for op in ops if op.name == "graph.constant"}
     constants = Constants({name: made(a) for name, a in emitter.constants.items() if name in names})
-    return Module(_name(file), (func,), (), constants)
+    module = Module(_name(file), (func,), (), constants)
+    return with_parameters(module, emitter.weights, emitter.numbers)
 
 
-def _read(ops: list[Op], prune: bool) -> tuple[Op, ...]:
+def ops_read(ops: Sequence[Op], *, prune: bool) -> tuple[Op, ...]:
     """The ops in order without those whose results nothing reads: constants, or all but the last."""
     read: set[Value] = set()
     needed = []

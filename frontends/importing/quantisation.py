@@ -45,6 +45,7 @@ def spread(emit: Emitter, value: Value, rank: int, axis: int = -1) -> Value:
 
 def _beside(emit: Emitter, value: Value, x: Value, axis: int, dtype: str) -> Value:
     """A scale or zero point of `x` as it broadcasts to it, in `dtype`."""
+    emit.numbers.add(value)
     each = x.tensor.rank > 1 and value.tensor.shape == x.tensor.shape
     return emit.cast(value if each else spread(emit, value, x.tensor.rank, axis), dtype)
 

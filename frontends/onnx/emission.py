@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Emitter
+from tilewright.frontends.importing.network import ops_read
+from tilewright.frontends.importing.parameters import parameter_names
 from tilewright.ir.errors import UnsupportedError
-from tilewright.ir.nodes import Attr, Value
-from tilewright.ir.opdef import op_def
-from tilewright.ir.types import TensorType
+from tilewright.ir.facts import SAME_MEMORY, Elements
+from tilewright.ir.nodes import Attr, Op, Value
+from tilewright.ir.opdef import facts_of, op_def
+from tilewright.ir.types import FLOATS, TensorType
 
 #: Results larger than this are left to be computed.
 MAX_FOLDED_BYTES = 1 << 26
@@ -31,6 +36,7 @@ class FoldingEmitter(Emitter):
         super().__init__(taken)
         self._inputs = tuple(inputs)
         self._folded: dict[object, tuple[Value, ...]] = {}
+        self._origins: dict[Value, Op] = {}
 
     def values(self, name: str, operands: Sequence[Value], **attrs: Attr) -> tuple[Value, ...]:
         """The results of a graph op: constants where all operands are constants, the same ones each time."""
@@ -48,8 +54,48 @@ class FoldingEmitter(Emitter):
         if sum(t.nbytes for t in types if isinstance(t, TensorType)) > MAX_FOLDED_BYTES:
             return super().values(name, operands, **attrs)
         with np.errstate(all="ignore"):
-            self._folded[key] = tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
-        return self._folded[key]
+            values = tuple(self.constant(np.asarray(a)) for a in definition.evaluate(arrays, full))
+        op = Op(f"graph.{name}", tuple(operands), complete, values, None, self.builder.loc)
+        self._origins.update(dict.fromkeys(values, op))
+        self._folded[key] = values
+        return values
+
+    def written(self) -> Sequence[Op]:
+        """The ops, with those on parameters in the place of the constants they were folded to.
+
+        A parameter that is only transposed, reshaped or cast to other floats once is stored as its one reader
+        takes it: training it so is training it as the file has it, and the op need not run in every step. The
+        constant keeps the name of the parameter.
+        """
+        whole = _unfolded(self.builder.ops, self._origins)
+        names = frozenset(parameter_names(whole, self.weights, self.numbers))
+        changing: set[Value] = set()
+        origins: dict[Value, Op] = {}
+        for op in whole:
+            if op.name == "graph.constant":
+                changing.update(op.results if op["name"] in names else ())
+            elif any(v in changing for v in op.operands) and op.results[0] in self._origins:
+                changing.update(op.results)
+                origins.update(dict.fromkeys(op.results, op))
+        return self._rearranged(ops_read(_unfolded(self.builder.ops, origins), prune=True), names)
+
+    def _rearranged(self, ops: Sequence[Op], names: frozenset[str]) -> list[Op]:
+        """The ops with parameters stored as transposed, reshaped or cast where nothing else reads them."""
+        readers = Counter(v for op in ops for v in op.operands)
+        parameters: dict[Value, str] = {}
+        out: dict[Value | None, Op] = {}
+        for op in ops:
+            source = op.operands[0] if _rearranges(op) else None
+            if op.name == "graph.constant" and op["name"] in names:
+                parameters[op.result] = str(op["name"])
+            elif source in parameters and readers[source] == 1:
+                name = parameters[op.result] = parameters.pop(source)
+                array = self.known(op.result)
+                assert array is not None, "folded ops have known results"
+                self.constants[name] = array
+                op = replace(out.pop(source), results=op.results)
+            out[op.results[0] if op.results else None] = op
+        return list(out.values())
 
     def full(self, value: object, dtype: str, shape: Sequence[int] = ()) -> Value:
         """A constant filled with one value, the same one each time."""
@@ -85,3 +131,26 @@ class FoldingEmitter(Emitter):
                 seen.add(item)
                 todo.extend(producers.get(item, ()))
         return tuple(v.hint for v in self._inputs if v in seen)
+
+
+def _unfolded(ops: Sequence[Op], origins: Mapping[Value, Op]) -> list[Op]:
+    """The ops with those of `origins` in the place of the constants that are their results, each once."""
+    out = []
+    for op in ops:
+        origin = origins.get(op.result) if op.name == "graph.constant" else None
+        if origin is None:
+            out.append(op)
+        elif op.result is origin.results[0]:
+            out.append(origin)
+    return out
+
+
+def _rearranges(op: Op) -> bool:
+    """Whether an op gives the elements of its only operand, each once, in some order or float type."""
+    if len(op.operands) != 1 or len(op.results) != 1:
+        return False
+    x, y = op.operands[0].tensor, op.result.tensor
+    kind = facts_of(op.name).elements
+    if op.name == "graph.cast":
+        return x.dtype in FLOATS and y.dtype in FLOATS
+    return kind in SAME_MEMORY or (kind is Elements.STRIDES and x.size == y.size)

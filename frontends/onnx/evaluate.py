@@ -20,6 +20,8 @@ from tilewright.ir.nodes import Value
 MAX_NODES = 500_000
 MAX_NESTED = 64
 _ABSENT_NAME = ""
+#: Entries so low are those of masks, which are added before a softmax.
+_MASKED = -1e4
 
 
 class Scope:
@@ -83,7 +85,8 @@ class Evaluator:
         """The constant for an array of the file; one however often a loop passes it."""
         if id(array) not in self._literals:
             fresh = name if name and name not in self._emitter.constants else ""
-            self._literals[id(array)] = (array, self._emitter.constant(array, fresh))
+            write = self._emitter.weight if fresh and _is_weight(array) else self._emitter.constant
+            self._literals[id(array)] = (array, write(array, fresh))
         return self._literals[id(array)][1]
 
     def _body(
@@ -242,3 +245,13 @@ def _resolved(
         if actual is not None:
             out[name] = actual
     return out
+
+
+def _is_weight(array: np.ndarray) -> bool:
+    """Whether an initialiser looks like a weight. The format does not tell weights from literals.
+
+    Floats of at least one dimension are: scalars are epsilons, factors and bounds. Masks hold very low
+    entries.
+    """
+    floats = array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return floats and array.ndim > 0 and bool((array > _MASKED).all())

@@ -23,7 +23,8 @@ def from_exported(program: Any) -> Module:
     """The graph-level module of a `torch.export.ExportedProgram`, made through TVM's importer for Relax.
 
     Inputs of the module are the program's tensor inputs in order; parameters, buffers and constants become
-    constants; outputs are the program's tensor outputs in order, with nested containers flattened.
+    constants; outputs are the program's tensor outputs in order, with nested containers flattened. What
+    training may change (`Module.parameters`) are the parameters that require a gradient, never the buffers.
 
     Raises InputError for anything else and where torch or apache-tvm is missing, and one UnsupportedError
     with the places of all that cannot be imported: operators, training mode, random numbers, changes of
@@ -36,11 +37,13 @@ def from_exported(program: Any) -> Module:
     _installed("tvm")
     translator = import_module("tilewright.frontends.torch.translator")
     survey(program, None)
+    frozen = _frozen(program)
     program = _on_host(core_program(program))
     survey(program, translator.operators())
     module = from_module(translator.translated(program), _parameters(program), inputs=_inputs(program))
     _check_results(module, program)
-    return module
+    trained = tuple(name for name in module.parameters if name not in frozen)
+    return module if trained == module.parameters else module.with_attrs(parameters=trained)
 
 
 def load(path: str | Path) -> Module:
@@ -95,6 +98,12 @@ def _parameters(program: Any) -> dict[str, np.ndarray]:
     specs = program.graph_signature.input_specs
     targets = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
     return {name: host_array(program.state_dict[target]) for name, target in targets.items()}
+
+
+def _frozen(program: Any) -> set[str]:
+    """The names of the inputs that are parameters without a gradient."""
+    specs = [s for s in program.graph_signature.input_specs if s.kind.name == "PARAMETER"]
+    return {s.arg.name for s in specs if not program.state_dict[s.target].requires_grad}
 
 
 def _inputs(program: Any) -> list[str]:

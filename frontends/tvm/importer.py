@@ -56,7 +56,7 @@ def import_program(
     leaves = dict(arguments)
     for name, array in binding.constants.items():
         with emitter.builder.at(f"{dialect}:%{name}"):
-            leaves[name] = emitter.constant(array, name)
+            leaves[name] = emitter.weight(array, name)
     values = {variable: _assemble(variable, leaves) for variable in main.params}
     results = _results(run(Evaluator(module, rules, emitter, dialect).main(values)), module.file)
     return network(emitter, module.file, arguments, results, prune=False)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.frontends.importing.parameters import with_parameters
 from tilewright.frontends.weights.random_weights import SeededConstants
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
@@ -202,7 +203,8 @@ class _Decoder:
         """The finished network."""
         self._builder.do("graph.return", result)
         func = Func(Level.GRAPH, "main", self._builder.block((tokens,)), (result.type,))
-        return Module(name, (func,), (), SeededConstants(self._shapes, self._seed, self._numbers))
+        module = Module(name, (func,), (), SeededConstants(self._shapes, self._seed, self._numbers))
+        return with_parameters(module, self._shapes)
 
 
 def _options(sizes: Sequence[int]) -> dict[str, Any]:

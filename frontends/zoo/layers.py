@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tilewright.frontends.importing.emitter import Emitter
+from tilewright.frontends.importing.parameters import with_parameters
 from tilewright.frontends.weights.deferred import made
 from tilewright.frontends.weights.random_weights import random_weight
 from tilewright.ir.constants import Constants
@@ -37,7 +38,7 @@ class Layers:
     def weight(self, name: str, *shape: int) -> Value:
         """A float32 constant: kernels of variance 1 / fan-in, `gamma` and `var` around 1, others around 0."""
         full = ".".join((*self._scopes, name))
-        return self._emit.constant(random_weight(full, shape, "float32", self._seed), full)
+        return self._emit.weight(random_weight(full, shape, "float32", self._seed), full)
 
     def relu(self, x: Value) -> Value:
         """max(x, 0)."""
@@ -105,7 +106,8 @@ class Layers:
         builder = self._emit.builder
         builder.do("graph.return", result)
         func = Func(Level.GRAPH, "main", builder.block(inputs), (result.type,))
-        return Module(name, (func,), (), Constants({n: made(a) for n, a in self._emit.constants.items()}))
+        constants = Constants({n: made(a) for n, a in self._emit.constants.items()})
+        return with_parameters(Module(name, (func,), (), constants), self._emit.weights)
 
 
 def image(batch: int, channels: int, size: int) -> Value:

@@ -204,7 +204,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
-        gradient=Gradient.RULE,
+        gradient=Gradient.DERIVED,
         exact=False,
     ),
 )
@@ -270,5 +270,5 @@ define(
     },
     infer=_infer_crop,
     evaluate=_evaluate_crop,
-    facts=replace(_SAMPLING, division=undivided, gradient=Gradient.RULE),
+    facts=replace(_SAMPLING, division=undivided),
 )

@@ -154,6 +154,7 @@ def _batch_norm(emit: Emitter, call: Call) -> Result:
     if not call.flag("training", False):
         out = emit.value("batch_norm", data, gamma, beta, mean, variance, axis=axis, **affine)
         return (out, mean, variance)
+    emit.numbers.update((mean, variance))
     axes = tuple(d for d in range(data.tensor.rank) if d != axis)
     centre = emit.value("mean", data, axis=axes, keepdims=True)
     spread = emit.value("variance", data, centre, axis=axes, keepdims=False)

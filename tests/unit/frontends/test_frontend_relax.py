@@ -209,3 +209,16 @@ def test_it_compiles():
     module = tw.frontends.relax.from_module(two_functions(), {"w": w})
     with tw.compile(module, target="opencl") as network:
         np.testing.assert_allclose(network(X)[1], X @ w, rtol=1e-5)
+
+
+def test_bound_parameters_are_those_of_training_and_constants_are_not():
+    builder = relax.BlockBuilder()
+    x, w, mean = (relax.Var(n, tensor(*s)) for n, s in (("x", (2, 3)), ("w", (2, 3)), ("mean", (3,))))
+    with builder.function("main", [x, w, mean]):
+        y = builder.emit(op.multiply(op.add(x, w), relax.const(np.ones(3, np.float32))))
+        ones = relax.const(np.ones(3, np.float32))
+        norm = op.nn.batch_norm(y, ones, ones, mean, ones, axis=1)
+        builder.emit_func_output(builder.emit(relax.TupleGetItem(norm, 0)))
+    arrays = {"w": X, "mean": X[0]}
+    module = tw.frontends.relax.from_module(builder.get(), params=arrays, inputs=["x"])
+    assert module.parameters == ("w",)

@@ -263,3 +263,13 @@ def test_importing_changes_nothing_of_the_program():
     before = copy.deepcopy(str(program))
     from_exported(program)
     assert str(program) == before
+
+
+def test_parameters_of_training_are_those_with_a_gradient_and_no_buffers():
+    model = Residual(4, 1).eval()
+    model.second.bias.requires_grad_(False)
+    x = torch.zeros(1, 4, 5, 5)
+    module = from_exported(torch.export.export(model, (x,)))
+    named = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert {n.removeprefix("p_").replace("_", ".", 1) for n in module.parameters} == named
+    assert len(module.constants) > len(named)

@@ -230,7 +230,6 @@ ONE_PER_SUBJECT = {
     "ir": "notion that all levels share",
     "ir/graph_ops": "family of ops",
     "passes/lower/rules": "family of ops",
-    "passes/graph/gradients/rules": "family of ops",
     "passes/tensor": "pass",
 }
 
