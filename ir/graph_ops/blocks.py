@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import OperandRows, SlicedOp, by_rules, of_image
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, movement
+from tilewright.ir.facts import Elements, Gradient, movement
 from tilewright.ir.graph_ops.layouts import permuted
 from tilewright.ir.graph_ops.operands import require, require_rank, tensors
 from tilewright.ir.nodes import Op
@@ -99,7 +99,12 @@ define(
     attrs=_ATTRS,
     infer=_infer_depth_to_space,
     evaluate=_depth_to_space,
-    facts=movement(Elements.MOVES, by_rules(_rows_to_space, labels=of_image("N")), attributes_stay),
+    facts=movement(
+        Elements.MOVES,
+        by_rules(_rows_to_space, labels=of_image("N")),
+        attributes_stay,
+        gradient=Gradient.RULE,
+    ),
 )
 define(
     "graph.space_to_depth",
@@ -108,5 +113,10 @@ define(
     attrs=_ATTRS,
     infer=_infer_space_to_depth,
     evaluate=_space_to_depth,
-    facts=movement(Elements.MOVES, by_rules(_rows_to_depth, labels=of_image("N")), attributes_stay),
+    facts=movement(
+        Elements.MOVES,
+        by_rules(_rows_to_depth, labels=of_image("N")),
+        attributes_stay,
+        gradient=Gradient.RULE,
+    ),
 )

@@ -115,5 +115,5 @@ define(
     results=2,
     infer=_infer_compact,
     evaluate=_evaluate_compact,
-    facts=movement(Elements.MOVES, undivided, attributes_stay),
+    facts=movement(Elements.MOVES, undivided, attributes_stay, gradient=Gradient.RULE),
 )

@@ -122,7 +122,7 @@ define(
     },
     infer=_infer_take,
     evaluate=_evaluate_take,
-    facts=movement(Elements.LOOKS_UP, _divided_take, _picks_as_before),
+    facts=movement(Elements.LOOKS_UP, _divided_take, _picks_as_before, gradient=Gradient.RULE),
 )
 
 
@@ -152,7 +152,7 @@ define(
     attrs={"axis": AttrDef("int")},
     infer=_infer_gather,
     evaluate=_evaluate_gather,
-    facts=movement(Elements.LOOKS_UP, where_untouched, same_places(2, axis=True)),
+    facts=movement(Elements.LOOKS_UP, where_untouched, same_places(2, axis=True), gradient=Gradient.RULE),
 )
 
 
@@ -211,7 +211,7 @@ define(
     },
     infer=_infer_gather_nd,
     evaluate=_evaluate_gather_nd,
-    facts=movement(Elements.LOOKS_UP, undivided, _nd_picks_as_before),
+    facts=movement(Elements.LOOKS_UP, undivided, _nd_picks_as_before, gradient=Gradient.RULE),
 )
 
 
@@ -253,7 +253,7 @@ define(
     "indexed. Indices wrap around.",
     infer=_infer_adv_index,
     evaluate=_evaluate_adv_index,
-    facts=movement(Elements.LOOKS_UP, _divided_adv_index, _points_as_before),
+    facts=movement(Elements.LOOKS_UP, _divided_adv_index, _points_as_before, gradient=Gradient.RULE),
 )
 
 
@@ -301,7 +301,7 @@ define(
         division=_divided_one_hot,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
-        gradient=Gradient.DERIVED,
+        gradient=Gradient.RULE,
         exact=True,
     ),
 )

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir.division import Labels, OperandRows, SlicedOp, along_other_axes
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, movement
+from tilewright.ir.facts import Elements, Gradient, movement
 from tilewright.ir.graph_ops.operands import alike, axis_of, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -73,7 +73,7 @@ define(
     attrs={"axis": AttrDef("int", 0)},
     infer=_infer_concatenate,
     evaluate=lambda x, a: [np.concatenate(x, axis=a["axis"])],
-    facts=movement(Elements.JOINS, _divided_concatenate, attributes_stay),
+    facts=movement(Elements.JOINS, _divided_concatenate, attributes_stay, gradient=Gradient.RULE),
 )
 define(
     "graph.stack",
@@ -82,7 +82,7 @@ define(
     attrs={"axis": AttrDef("int", 0)},
     infer=_infer_stack,
     evaluate=lambda x, a: [np.stack(x, axis=a["axis"])],
-    facts=movement(Elements.MOVES, _divided_stack, attributes_stay),
+    facts=movement(Elements.MOVES, _divided_stack, attributes_stay, gradient=Gradient.RULE),
 )
 
 
@@ -130,5 +130,5 @@ define(
     results=None,
     infer=_infer_split,
     evaluate=lambda x, a: np.split(x[0], a["indices"], axis=a["axis"]),
-    facts=movement(Elements.SPLITS, along_other_axes, _new_cuts),
+    facts=movement(Elements.SPLITS, along_other_axes, _new_cuts, gradient=Gradient.RULE),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import closed_from, undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, movement
+from tilewright.ir.facts import Elements, Gradient, movement
 from tilewright.ir.graph_ops.operands import require, require_integer, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
@@ -43,7 +43,7 @@ define(
     attrs={"k": AttrDef("int", 0), "upper": AttrDef("bool", True)},
     infer=_infer_trilu,
     evaluate=_evaluate_trilu,
-    facts=movement(Elements.MOVES, closed_from(-2), attributes_stay),
+    facts=movement(Elements.MOVES, closed_from(-2), attributes_stay, gradient=Gradient.RULE),
 )
 
 

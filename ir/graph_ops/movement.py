@@ -19,7 +19,7 @@ from tilewright.ir.division import (
 )
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.extents import Dims, attributes_stay
-from tilewright.ir.facts import Elements, Facts, movement
+from tilewright.ir.facts import Elements, Facts, Gradient, movement
 from tilewright.ir.graph_ops.operands import axes_of, axis_of, broadcast_shapes, entries, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, Evaluate, define
@@ -192,7 +192,7 @@ _define(
     {"axes": AttrDef("ints")},
     _transposed,
     lambda x, a: [x[0].transpose(a["axes"])],
-    facts=movement(Elements.STRIDES, _divided_transpose, attributes_stay),
+    facts=movement(Elements.STRIDES, _divided_transpose, attributes_stay, gradient=Gradient.RULE),
 )
 _define(
     "broadcast_to",
@@ -200,7 +200,12 @@ _define(
     {"shape": AttrDef("ints")},
     _broadcast,
     lambda x, a: [np.broadcast_to(x[0], a["shape"])],
-    facts=movement(Elements.STRIDES, by_rules(_repeated_rows, labels=where_not_repeated), _new_broadcast),
+    facts=movement(
+        Elements.STRIDES,
+        by_rules(_repeated_rows, labels=where_not_repeated),
+        _new_broadcast,
+        gradient=Gradient.RULE,
+    ),
 )
 _define(
     "strided_slice",
@@ -208,7 +213,9 @@ _define(
     {"begin": AttrDef("ints"), "size": AttrDef("ints"), "strides": AttrDef("ints")},
     _sliced,
     lambda x, a: [x[0][slices(a["begin"], a["size"], a["strides"])]],
-    facts=movement(Elements.CUTS, by_rules(_cut_rows, labels=where_untouched), _new_slice),
+    facts=movement(
+        Elements.CUTS, by_rules(_cut_rows, labels=where_untouched), _new_slice, gradient=Gradient.RULE
+    ),
 )
 _define(
     "reverse",
@@ -216,7 +223,7 @@ _define(
     {"axis": AttrDef("int")},
     _reversed,
     lambda x, a: [np.flip(x[0], a["axis"])],
-    facts=movement(Elements.MOVES, along_other_axes, attributes_stay),
+    facts=movement(Elements.MOVES, along_other_axes, attributes_stay, gradient=Gradient.RULE),
 )
 _define(
     "tile",
@@ -224,7 +231,7 @@ _define(
     {"reps": AttrDef("ints", doc="of the result's rank, which may be larger than that of x")},
     _tiled,
     lambda x, a: [np.tile(x[0], a["reps"])],
-    facts=movement(Elements.MOVES, where_not_repeated, attributes_stay),
+    facts=movement(Elements.MOVES, where_not_repeated, attributes_stay, gradient=Gradient.RULE),
 )
 _define(
     "repeat",
@@ -232,7 +239,7 @@ _define(
     {"repeats": AttrDef("int"), "axis": AttrDef("int")},
     _repeated,
     lambda x, a: [np.repeat(x[0], a["repeats"], a["axis"])],
-    facts=movement(Elements.REPEATS, along_other_axes, attributes_stay),
+    facts=movement(Elements.REPEATS, along_other_axes, attributes_stay, gradient=Gradient.RULE),
 )
 
 
@@ -284,7 +291,7 @@ define(
     attrs={"begin": AttrDef("ints"), "strides": AttrDef("ints")},
     infer=_infer_set,
     evaluate=_evaluate_set,
-    facts=movement(Elements.MOVES, where_untouched, _new_place),
+    facts=movement(Elements.MOVES, where_untouched, _new_place, gradient=Gradient.RULE),
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import OperandRows, SlicedOp, by_rules, replaced, where_untouched
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, movement
+from tilewright.ir.facts import Elements, Gradient, movement
 from tilewright.ir.graph_ops.operands import entries, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -72,5 +72,10 @@ define(
     },
     infer=_infer,
     evaluate=_evaluate,
-    facts=movement(Elements.MOVES, by_rules(_padded_rows, labels=where_untouched), attributes_stay),
+    facts=movement(
+        Elements.MOVES,
+        by_rules(_padded_rows, labels=where_untouched),
+        attributes_stay,
+        gradient=Gradient.RULE,
+    ),
 )

@@ -106,7 +106,7 @@ _SAMPLING = Facts(
     division=_divided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.roi_align",

@@ -204,7 +204,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
-        gradient=Gradient.DERIVED,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )
@@ -270,5 +270,5 @@ define(
     },
     infer=_infer_crop,
     evaluate=_evaluate_crop,
-    facts=replace(_SAMPLING, division=undivided),
+    facts=replace(_SAMPLING, division=undivided, gradient=Gradient.RULE),
 )

@@ -53,7 +53,7 @@ _SCAN = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SCAN,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.cumsum",

@@ -109,7 +109,7 @@ _SCATTER = Facts(
     division=undivided,
     extents=attributes_stay,
     report=ReportClass.OF_KERNEL,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.scatter_elements",
@@ -142,7 +142,7 @@ def _evaluate_scatter_nd(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence
     for d, extent in enumerate(x.shape):
         if d < depth:
             i = _from_end(indices[d], extent)
-            at.append(i.reshape(*i.shape, *[1] * (x.ndim - depth)))
+            at.append(i.reshape((*i.shape, *[1] * (x.ndim - depth))))
         else:
             at.append(ramp(extent, points + d - depth, updates.ndim))
     return [updated(x, at, updates, attrs["mode"])]

@@ -56,7 +56,7 @@ define(
     attrs={"seq_axis": AttrDef("int", 1), "batch_axis": AttrDef("int", 0)},
     infer=_infer_reverse,
     evaluate=_evaluate_reverse,
-    facts=movement(Elements.MOVES, _divided_reverse, attributes_stay),
+    facts=movement(Elements.MOVES, _divided_reverse, attributes_stay, gradient=Gradient.RULE),
 )
 
 
@@ -84,7 +84,7 @@ define(
     attrs={"mask_value": AttrDef("number", 0.0), "axis": AttrDef("int", 0)},
     infer=_infer_mask,
     evaluate=_evaluate_mask,
-    facts=movement(Elements.MOVES, undivided, attributes_stay),
+    facts=movement(Elements.MOVES, undivided, attributes_stay, gradient=Gradient.RULE),
 )
 
 

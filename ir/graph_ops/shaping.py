@@ -8,7 +8,7 @@ from math import prod
 from tilewright.ir.division import OperandRows, SlicedOp, by_rules, replaced
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import Dims, attributes_stay, regrouped
-from tilewright.ir.facts import Elements, Facts, movement
+from tilewright.ir.facts import Elements, Facts, Gradient, movement
 from tilewright.ir.graph_ops.operands import axes_of, entries, require, tensors
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -97,28 +97,28 @@ _same_elements(
     lambda x, a: entries(a["newshape"], len(a["newshape"]), "newshape"),
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
-    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), _new_shape),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), _new_shape, gradient=Gradient.RULE),
 )
 _same_elements(
     "expand_dims",
     _expanded,
     "x with `num_newaxis` dimensions of extent 1 put in before `axis`.",
     {"axis": AttrDef("int"), "num_newaxis": AttrDef("int", 1)},
-    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay, gradient=Gradient.RULE),
 )
 _same_elements(
     "squeeze",
     _squeezed,
     "x without dimensions of extent 1: those in `axis`, or all.",
     {"axis": AttrDef("ints?", None)},
-    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay, gradient=Gradient.RULE),
 )
 _same_elements(
     "batch_flatten",
     _flattened,
     "x as a matrix: all dimensions after the first become one.",
     {},
-    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay),
+    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), attributes_stay, gradient=Gradient.RULE),
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.division import undivided
 from tilewright.ir.extents import attributes_stay
-from tilewright.ir.facts import Elements, movement
+from tilewright.ir.facts import Elements, Gradient, movement
 from tilewright.ir.graph_ops.layouts import arranged, check_layout, permuted
 from tilewright.ir.graph_ops.operands import require, require_integer, require_rank, tensors
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -50,5 +50,5 @@ define(
     attrs={"data_layout": AttrDef("str", "NCHW", "NCHW or NHWC, of x and of the result")},
     infer=_infer,
     evaluate=_evaluate,
-    facts=movement(Elements.MOVES, undivided, attributes_stay),
+    facts=movement(Elements.MOVES, undivided, attributes_stay, gradient=Gradient.RULE),
 )

@@ -60,7 +60,7 @@ _SORT = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SORT,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.sort",

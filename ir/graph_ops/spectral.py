@@ -66,7 +66,7 @@ define(
     results=2,
     infer=_infer_dft,
     evaluate=_evaluate_dft,
-    facts=_CONTRACTION,
+    facts=replace(_CONTRACTION, gradient=Gradient.RULE),
 )
 
 

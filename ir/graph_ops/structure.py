@@ -49,7 +49,7 @@ define(
     attrs={"rate": AttrDef("float", 0.5)},
     infer=lambda t, a: tensors(t),
     evaluate=lambda x, a: [x[0]],
-    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay),
+    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay, gradient=Gradient.RULE),
 )
 define(
     "graph.copy",
@@ -57,5 +57,5 @@ define(
     "x.",
     infer=lambda t, a: tensors(t),
     evaluate=lambda x, a: [x[0]],
-    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay),
+    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay, gradient=Gradient.RULE),
 )

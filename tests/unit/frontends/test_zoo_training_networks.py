@@ -10,7 +10,7 @@ zoo = tw.frontends.zoo
 
 
 def test_bert_base_has_the_published_size():
-    """110 M parameters with 512 positions, a pooler and two kinds of segments (Devlin et al. 2019)."""
+    """110 M parameters: 512 positions, a pooler and two kinds of segments (Devlin et al. 2019, section 3)."""
     net = zoo.build("bert_base_mlm")
     tw.verify(net)
     sizes = {n: int(np.prod(net.constants.shape_of(n))) for n in net.get("parameters")}
