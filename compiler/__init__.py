@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
     from tilewright.running.loading import load
+    from tilewright.training import losses, optim, schedules
+    from tilewright.training.step import train_step
 
 __version__ = "0.1.0"
 
@@ -40,9 +42,13 @@ __all__ = [
     "grad",
     "interpret",
     "load",
+    "losses",
+    "optim",
     "parse",
     "register_pass",
+    "schedules",
     "show",
+    "train_step",
     "verify",
     "with_input_shapes",
 ]
@@ -63,7 +69,10 @@ _HOMES = {
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.gradients.differentiate": ("grad",),
     "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
+    "tilewright.training.step": ("train_step",),
 }
+#: modules that are public as namespaces
+_NAMESPACES = ("losses", "optim", "schedules")
 _PACKAGES = ("codegen", "costmodel", "frontends", "ir", "passes", "runtime")
 
 if not TYPE_CHECKING:  # a type checker knows the names from the imports above, and refuses all others
@@ -72,6 +81,8 @@ if not TYPE_CHECKING:  # a type checker knows the names from the imports above, 
         """A public name or a sub-package, at its first use (PEP 562)."""
         if name in _PACKAGES:
             return import_module(f"{__name__}.{name}")
+        if name in _NAMESPACES:
+            return import_module(f"{__name__}.training.{name}")
         for home, names in _HOMES.items():
             if name in names:
                 value = getattr(import_module(home), name)

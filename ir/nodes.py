@@ -315,6 +315,22 @@ class Module:
         """Shape and NumPy dtype name of each parameter of @main."""
         return tuple(array_type(p.tensor) for p in self.main.params)
 
+    def inference(self, state: Mapping[str, Any] | None = None) -> Module:
+        """Return the network of a training step, with its first weights or, by name, those of `state`.
+
+        Raises InputError for a module without a function @inference.
+        """
+        network = next((f for f in self.funcs if f.name == "inference"), None)
+        if network is None:
+            raise InputError(
+                "expected a training step, which has a function @inference", where=f"@{self.name}"
+            )
+        named = {str(op["name"]) for op in network.body.ops if op.name.endswith(".constant")}
+        constants = self.constants.updated({n: a for n, a in (state or {}).items() if n in named})
+        attrs = tuple((k, a) for k, a in self.attrs if k not in ("ranges", "loss_scale", "on_nan"))
+        name = self.name.removesuffix("_step")
+        return Module(name, (replace(network, name="main"),), attrs, constants)
+
     def with_funcs(self, funcs: tuple[Func, ...]) -> Module:
         """Self when nothing changed."""
         if len(funcs) == len(self.funcs) and all(a is b for a, b in zip(funcs, self.funcs, strict=True)):

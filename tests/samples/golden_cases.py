@@ -11,7 +11,8 @@ ranks: `3` where the pass makes the module of one of 3 ranks, which the pipeline
   together, and each must have the results of the given module.
 resized: `yes` where the pass makes inputs larger. The given module computes on the first elements of what the
   new one gets, and its results are the first elements of those of the new one.
-appends: `yes` where the pass gives results behind those of the given module.
+appends: `yes` where the pass gives results behind those of the given module. Parameters that it adds are
+  state, which starts as the constant of its name.
 """
 
 import re
@@ -113,7 +114,8 @@ def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray
     wanted = results(before, inputs)
     if not ranks:
         more = case.header.get("appends", "no") == "yes"
-        return list(zip(wanted, results(after, inputs), strict=not more))
+        state = [after.constants[n] for n in after.input_names[len(inputs) :]]
+        return list(zip(wanted, results(after, [*inputs, *state]), strict=not more))
     text = case.header["pipeline"]
     assert _RANK.search(text), f"{case.path}: the pipeline names no rank"
     modules = [
