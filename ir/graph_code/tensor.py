@@ -12,7 +12,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Attr, Op, Value
-from tilewright.ir.types import TensorType, dtype_name, storage_dtype
+from tilewright.ir.types import FLOATS, TensorType, dtype_name, storage_dtype
 
 Number = float | int | bool
 Axes = int | Sequence[int] | None
@@ -273,12 +273,20 @@ class GraphWriter:
         return self.tensor(value)
 
     def number(self, value: Number, dtype: str) -> Tensor:
-        """A number as a tensor without dimensions; equal ones of one function are one constant."""
+        """A number as a tensor without dimensions; equal ones of one function are one constant.
+
+        One that `dtype` has to round is a cast constant of float64: it is exact where floats are wide.
+        """
         array = np.asarray(value).astype(storage_dtype(dtype))
-        key = (dtype, array.tobytes().hex())
+        rounded = dtype in FLOATS and float(array) != value and np.isfinite(value)
+        key = (dtype, (np.asarray(value, np.float64) if rounded else array).tobytes().hex())
         if key not in self._numbers:
             text = f"{float(value):.9g}".replace("+", "")
-            self._numbers[key] = self.constant(array, f"number.{dtype}.{text}").value
+            if rounded:
+                number = self.constant(np.asarray(value, np.float64), f"number.f64.{text}").cast(dtype)
+            else:
+                number = self.constant(array, f"number.{dtype}.{text}")
+            self._numbers[key] = number.value
         return self.tensor(self._numbers[key])
 
     def full(self, value: Number, t: TensorType) -> Tensor:

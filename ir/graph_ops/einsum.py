@@ -123,7 +123,7 @@ define(
         division=_divided,
         extents=attributes_stay,
         report=ReportClass.MATRIX_PRODUCT,
-        gradient=Gradient.DERIVED,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )

@@ -56,7 +56,7 @@ _PRODUCT = Facts(
     division=_divided_dense,
     extents=attributes_stay,
     report=ReportClass.MATRIX_PRODUCT,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.dense",
@@ -65,7 +65,7 @@ define(
     attrs={"out_dtype": OUT_DTYPE},
     infer=_infer_dense,
     evaluate=lambda x, a: [product(x[0], x[1].T, a)],
-    facts=replace(_PRODUCT, gradient=Gradient.RULE),
+    facts=_PRODUCT,
 )
 
 

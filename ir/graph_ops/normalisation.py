@@ -64,7 +64,7 @@ define(
         division=per_channel,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
-        gradient=Gradient.DERIVED,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )
@@ -113,7 +113,7 @@ _NORMALISATION = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.NORMALISATION,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.layer_norm",
@@ -210,7 +210,7 @@ define(
     },
     infer=_infer_lrn,
     evaluate=_evaluate_lrn,
-    facts=replace(_NORMALISATION, precision=Precision.WIDE),
+    facts=replace(_NORMALISATION, precision=Precision.WIDE, gradient=Gradient.DERIVED),
 )
 
 

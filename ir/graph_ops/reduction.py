@@ -154,13 +154,13 @@ _define_fold(
     "max",
     "The largest element over `axis`; nan where one is.",
     _largest,
-    facts=replace(_REDUCTION, exact=True, division=_divided_maximum),
+    facts=replace(_REDUCTION, exact=True, division=_divided_maximum, gradient=Gradient.RULE),
 )
 _define_fold(
     "min",
     "The smallest element over `axis`; nan where one is.",
     _smallest,
-    facts=replace(_REDUCTION, exact=True),
+    facts=replace(_REDUCTION, exact=True, gradient=Gradient.RULE),
 )
 _define_fold(
     "all",
@@ -246,7 +246,7 @@ define(
     attrs={**_ATTRS, "unbiased": AttrDef("bool", False, "divide by count - 1")},
     infer=_infer_variance,
     evaluate=_evaluate_variance,
-    facts=replace(_REDUCTION, precision=Precision.WIDE),
+    facts=replace(_REDUCTION, precision=Precision.WIDE, gradient=Gradient.RULE),
 )
 
 

@@ -42,7 +42,7 @@ _NORMALISATION = Facts(
     division=along_other_axes,
     extents=attributes_stay,
     report=ReportClass.SOFTMAX,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 define(
     "graph.softmax",

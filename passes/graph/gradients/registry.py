@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_code import GraphWriter, Tensor
+from tilewright.ir.graph_ops.operands import accumulator_dtype
 from tilewright.ir.nodes import Attr, Op, Pairs
 
 
@@ -87,3 +88,8 @@ def summed_to(g: Tensor, shape: Sequence[int]) -> Tensor:
     spread = [lead + d for d, n in enumerate(shape) if n == 1 and g.shape[lead + d] != 1]
     axes = (*range(lead), *spread)
     return (g.sum(axes) if axes else g).reshape(*shape)
+
+
+def accumulated(x: Tensor) -> Tensor:
+    """`x` in the dtype in which sums of its elements are held: 16-bit floats as float32."""
+    return x.cast(accumulator_dtype(x.dtype))
