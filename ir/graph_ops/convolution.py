@@ -225,7 +225,7 @@ for _spatial in SPATIAL:
             division=_divided,
             extents=_new_groups,
             report=ReportClass.CONVOLUTION,
-            gradient=Gradient.DERIVED,
+            gradient=Gradient.RULE,
             exact=False,
         ),
     )

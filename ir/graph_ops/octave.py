@@ -99,7 +99,7 @@ define(
         division=undivided,
         extents=attributes_stay,
         report=ReportClass.OF_KERNEL,
-        gradient=Gradient.DERIVED,
+        gradient=Gradient.RULE,
         exact=False,
     ),
 )

@@ -170,7 +170,7 @@ for _spatial in SPATIAL:
             division=_divided,
             extents=attributes_stay,
             report=ReportClass.TRANSPOSED_CONVOLUTION,
-            gradient=Gradient.DERIVED,
+            gradient=Gradient.RULE,
             exact=False,
         ),
     )
