@@ -123,7 +123,7 @@ for _spatial in SPATIAL:
             division=by_rules(parts=_parts(_kind), labels=of_image("NC")),
             extents=attributes_stay,
             report=ReportClass.POOLING,
-            gradient=Gradient.DERIVED,
+            gradient=Gradient.RULE,
             exact=_kind == "max",
         )
         define(

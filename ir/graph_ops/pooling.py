@@ -31,7 +31,8 @@ from tilewright.ir.types import FLOATS, TensorType, Type, numpy_dtype
 from tilewright.ir.windows import input_interval
 
 
-def _pool_attrs(spatial: int) -> dict[str, AttrDef]:
+def pool_attrs(spatial: int) -> dict[str, AttrDef]:
+    """Attributes of windows, of the layout and of how they are counted."""
     return {
         "pool_size": AttrDef("ints"),
         "strides": AttrDef("ints", (1,) * spatial),
@@ -95,12 +96,12 @@ def _evaluate_avg(spatial: int, inputs: Sequence[np.ndarray], attrs: Attrs) -> S
     out = np.zeros(taps.shape[:2] + taps.shape[2 + spatial :], dtype=taps.dtype)
     for tap in np.ndindex(*(w.kernel for w in along)):
         out += taps[:, :, *tap]
-    counts = reduce(np.multiply.outer, (_counted(w, attrs["count_include_pad"]) for w in along))
+    counts = reduce(np.multiply.outer, (counted_taps(w, attrs["count_include_pad"]) for w in along))
     out = quotient(out, np.maximum(counts, 1))
     return [permuted(out.astype(x.dtype, copy=False), f"NC{SPATIAL[spatial]}", attrs["layout"])]
 
 
-def _counted(w: Window, padding: bool) -> np.ndarray:
+def counted_taps(w: Window, padding: bool) -> np.ndarray:
     """Per window, how many taps count: those that read elements, or padding that was asked for as well.
 
     What a window reaches beyond that, where the number of windows was rounded up, never counts.
@@ -137,14 +138,14 @@ _POOLING = Facts(
     division=by_rules(_rows, labels=of_image("NC")),
     extents=attributes_stay,
     report=ReportClass.POOLING,
-    gradient=Gradient.DERIVED,
+    gradient=Gradient.RULE,
 )
 for _spatial in SPATIAL:
     define(
         f"graph.max_pool{_spatial}d",
         ("x",),
         "The largest element of every window; padding counts as the lowest finite number.",
-        attrs=_pool_attrs(_spatial),
+        attrs=pool_attrs(_spatial),
         infer=partial(_infer, _spatial, False),
         evaluate=partial(_evaluate_max, _spatial),
         facts=_POOLING,
@@ -154,7 +155,7 @@ for _spatial in SPATIAL:
         ("x",),
         "The mean of every window over the elements inside x, with `count_include_pad` also over "
         "padding; integers round towards zero.",
-        attrs={**_pool_attrs(_spatial), "count_include_pad": AttrDef("bool", False)},
+        attrs={**pool_attrs(_spatial), "count_include_pad": AttrDef("bool", False)},
         infer=partial(_infer, _spatial, True),
         evaluate=partial(_evaluate_avg, _spatial),
         facts=replace(_POOLING, exact=False),

@@ -202,7 +202,7 @@ def _define(count: int) -> None:
             division=by_rules(_rows, labels=of_image("NC")),
             extents=_new_size,
             report=ReportClass.OF_KERNEL,
-            gradient=Gradient.DERIVED,
+            gradient=Gradient.RULE,
             exact=False,
         ),
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tilewright.ir.graph_ops.layouts import SPATIAL, data_layouts, kernel_layouts
+from tilewright.ir.graph_ops.layouts import SPATIAL, data_layouts, kernel_layouts, windows
 from tilewright.tools.fuzz.program import DrawnValue, RandomGraph, Rejected
 
 
@@ -63,15 +64,59 @@ def _transposed(n: int, p: RandomGraph) -> None:
     p.emit(f"conv{n}d_transpose", x, w, groups=groups, output_padding=extra, kernel_layout=kernel, **attrs)
 
 
+def _weight_gradient(n: int, p: RandomGraph) -> None:
+    layout, kernel = p.choose(data_layouts(n)[:2]), p.choose(kernel_layouts(n))
+    x = image(p, n, layout)
+    extents = _extents(layout, x)
+    groups = p.choose([g for g in range(1, extents["C"] + 1) if extents["C"] % g == 0] + [1] * 3)
+    attrs = _windows(p, n)
+    sizes = [extents[d] for d in SPATIAL[n]]
+    taps = tuple(p.choose([1, 2, 3, 3]) for _ in range(n))
+    along = windows(sizes, taps, attrs["strides"], attrs["padding"], attrs["dilation"])
+    counts = dict(zip(SPATIAL[n], (w.count for w in along), strict=True))
+    extents |= {"C": groups * p.integer(1, 4), **counts}
+    g = p.fresh([extents[d] for d in layout], x.dtype, -1, 1)
+    attrs |= {"kernel_size": taps, "groups": groups, "data_layout": layout, "kernel_layout": kernel}
+    p.emit(f"conv{n}d_weight_grad", g, x, **attrs)
+
+
 def _pool(kind: str, n: int, p: RandomGraph) -> None:
+    x, attrs = _pooled(n, p)
+    if kind == "avg":
+        attrs["count_include_pad"] = p.chance(0.5)
+    p.emit(f"{kind}_pool{n}d", x, **attrs)
+
+
+def _position(n: int, p: RandomGraph) -> None:
+    x, attrs = _pooled(n, p)
+    if not x.exact:
+        raise Rejected("rounding would decide which tap is the largest")
+    p.emit(f"max_pool{n}d_position", x, **attrs)
+
+
+def _pool_gradient(kind: str, n: int, p: RandomGraph) -> None:
+    x, attrs = _pooled(n, p)
+    layout = attrs["layout"]
+    extents = _extents(layout, x)
+    sizes = tuple(extents[d] for d in SPATIAL[n])
+    size, strides, padding, dilation = (attrs[k] for k in ("pool_size", "strides", "padding", "dilation"))
+    along = windows(sizes, size, strides, padding, dilation, attrs["ceil_mode"])
+    counts = dict(zip(SPATIAL[n], (w.count for w in along), strict=True))
+    g = p.fresh([(extents | counts)[d] for d in layout], x.dtype)
+    if kind == "avg":
+        p.emit(f"avg_pool{n}d_grad", g, image=sizes, count_include_pad=p.chance(0.5), **attrs)
+        return
+    position = p.fresh(g.shape, "u8", 0, math.prod(size) - 1)
+    p.emit(f"max_pool{n}d_grad", g, position, image=sizes, **attrs)
+
+
+def _pooled(n: int, p: RandomGraph) -> tuple[DrawnValue, dict[str, Any]]:
+    """Data to pool, and windows over it."""
     layout = p.choose(data_layouts(n)[:2])
     size = tuple(p.integer(1, 3) for _ in range(n))
     attrs = _windows(p, n)
     attrs["padding"] = tuple(min(v, size[i % n] // 2) for i, v in enumerate(attrs["padding"]))
-    if kind == "avg":
-        attrs["count_include_pad"] = p.chance(0.5)
-    x = image(p, n, layout)
-    p.emit(f"{kind}_pool{n}d", x, pool_size=size, layout=layout, ceil_mode=p.chance(0.4), **attrs)
+    return image(p, n, layout), {**attrs, "pool_size": size, "layout": layout, "ceil_mode": p.chance(0.4)}
 
 
 def _adaptive(kind: str, n: int, p: RandomGraph) -> None:
@@ -207,7 +252,10 @@ DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     **{f"conv{n}d": partial(_conv, n) for n in (1, 2, 3)},
     "conv2d algorithms": _winograd,
     **{f"conv{n}d_transpose": partial(_transposed, n) for n in (1, 2, 3)},
+    **{f"conv{n}d_weight_grad": partial(_weight_gradient, n) for n in (1, 2, 3)},
     **{f"{k}_pool{n}d": partial(_pool, k, n) for k in ("max", "avg") for n in (1, 2, 3)},
+    **{f"max_pool{n}d_position": partial(_position, n) for n in (1, 2, 3)},
+    **{f"{k}_pool{n}d_grad": partial(_pool_gradient, k, n) for k in ("max", "avg") for n in (1, 2, 3)},
     **{f"adaptive_{k}_pool{n}d": partial(_adaptive, k, n) for k in ("max", "avg") for n in (1, 2, 3)},
     **{f"global_{k}_pool{n}d": partial(_global, k, n) for k in ("max", "avg") for n in (1, 2, 3)},
     **{n: partial(_matmul, n) for n in ("matmul", "batch_matmul")},

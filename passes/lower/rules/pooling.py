@@ -58,23 +58,30 @@ def avg_pool(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     layout, t = attrs["layout"], result_type(op)
     letters = letters_of(layout)
     sums = _pool(b, op, x, accumulated(t), added, zero(t.dtype))
-    shape = dict(zip(layout, x[0].tensor.shape, strict=True))
-    at = {d: Sym(n) for d, n in zip(layout, dim_names(t.rank), strict=True)}
+    extents = dict(zip(layout, x[0].tensor.shape, strict=True))
+    return [divided(b, sums, op, counted_taps(op, [extents[d] for d in letters]))]
+
+
+def counted_taps(op: Op, image: Sequence[int]) -> dict[str, Expr]:
+    """Per letter, how many taps of a window of an avg_pool over `image` count, over dims i0, i1, ... of the
+    windows: those inside the image (or the padded image).
+    """
+    attrs = op.attributes
+    letters = letters_of(attrs["layout"])
+    at = {d: Sym(n) for d, n in zip(attrs["layout"], dim_names(len(attrs["layout"])), strict=True)}
 
     def counted(axis: int) -> Expr:
-        """Taps of one axis inside the image (or the padded image)."""
-        d = letters[axis]
         before, after = attrs["padding"][axis], attrs["padding"][axis + len(letters)]
         window, dilation = attrs["pool_size"][axis], attrs["dilation"][axis]
-        start = at[d] * attrs["strides"][axis] - before
-        low, high = (-before, shape[d] + after) if attrs["count_include_pad"] else (0, shape[d])
+        start = at[letters[axis]] * attrs["strides"][axis] - before
+        low, high = (-before, image[axis] + after) if attrs["count_include_pad"] else (0, image[axis])
         # taps t with low <= start + t * dilation < high
         first = maximum(0, (low - start + (dilation - 1)) // dilation)
         last = minimum(window, (high - start + (dilation - 1)) // dilation)
         # a window that reaches past both ends of a short image may hold nothing
         return maximum(0, last - first)
 
-    return [divided(b, sums, op, {d: counted(axis) for axis, d in enumerate(letters)})]
+    return {d: counted(axis) for axis, d in enumerate(letters)}
 
 
 @lowering(*(f"graph.global_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)))
