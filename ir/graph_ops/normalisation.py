@@ -8,9 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.ir.division import Labels, along_other_axes, closed_from, per_channel, same_dimensions
+from tilewright.ir.division import axis_of as axis_label
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
-from tilewright.ir.graph_ops.operands import alike, axes_of, axis_of, dtype_of, require, require_float, wide
+from tilewright.ir.graph_ops.operands import (
+    accumulator_dtype,
+    alike,
+    axes_of,
+    axis_of,
+    dtype_of,
+    require,
+    require_float,
+    wide,
+)
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -141,6 +151,47 @@ define(
     infer=_infer_affine,
     evaluate=_evaluate_instance_norm,
     facts=replace(_NORMALISATION, division=_divided_instances),
+)
+
+
+def _infer_batch_norm_training(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (out,) = _infer_affine(types, attrs)
+    assert isinstance(out, TensorType)
+    axis = axis_of(attrs["axis"], out.rank)
+    require(out.size > 0 or out.shape[axis] == 0, f"expected elements to take moments of, got {out}")
+    moments = TensorType(accumulator_dtype(out.dtype), (out.shape[axis],))
+    return [out, moments, moments]
+
+
+def _evaluate_batch_norm_training(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
+    x, gamma, beta = (wide(v, dtype_of(v)) for v in inputs)
+    axis = attrs["axis"] % x.ndim
+    axes = tuple(d for d in range(x.ndim) if d != axis)
+    mean = x.mean(axis=axes, keepdims=True)
+    centred = x - mean
+    variance = np.mean(centred * centred, axis=axes, keepdims=True)
+    normal = centred / np.sqrt(variance + np.asarray(attrs["epsilon"]).astype(x.dtype))
+    y = _shifted(normal, gamma, beta, attrs).astype(inputs[0].dtype, copy=False)
+    return [y, mean.reshape(-1), variance.reshape(-1)]
+
+
+def _divided_channels(op: Op) -> Labels:
+    """Channels are independent."""
+    axis = axis_label(op)
+    dims = tuple(d if d == axis else None for d in range(op.operands[0].tensor.rank))
+    return Labels((dims, (axis,), (axis,)), (dims, (axis,), (axis,)))
+
+
+define(
+    "graph.batch_norm_training",
+    ("x", "gamma", "beta"),
+    "x standardised per channel over all other dimensions, times gamma plus beta per channel; then the mean "
+    "and the biased variance of every channel, in at least float32.",
+    attrs={"axis": AttrDef("int", 1, "the channels"), **_AFFINE},
+    results=3,
+    infer=_infer_batch_norm_training,
+    evaluate=_evaluate_batch_norm_training,
+    facts=replace(_NORMALISATION, division=_divided_channels, gradient=Gradient.RULE),
 )
 
 

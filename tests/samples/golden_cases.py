@@ -13,6 +13,7 @@ resized: `yes` where the pass makes inputs larger. The given module computes on 
   new one gets, and its results are the first elements of those of the new one.
 appends: `yes` where the pass gives results behind those of the given module. Parameters that it adds are
   state, which starts as the constant of its name.
+trains: `yes` where the pass makes the training form of the module, which computes something else.
 """
 
 import re
@@ -35,7 +36,9 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")
-KEYS = {"pipeline", "reason", "target", "idempotent", "tolerance", "invalid", "ranks", "resized", "appends"}
+KEYS = set(
+    "pipeline reason target idempotent tolerance invalid ranks resized appends trains".split()  # noqa: SIM905
+)
 _RANK = re.compile(r"rank=\d+")
 
 
@@ -147,7 +150,7 @@ def check(case: Case, *, update: bool = False) -> None:
     assert show(after) == case.expected, f"{where}: another output (pytest --update-golden rewrites it)"
     if case.header.get("idempotent", "yes") == "yes":
         assert run_pipeline(after, pipeline, case.context) is after, f"{where}: a second run changes it again"
-    if invalid:
+    if invalid or case.header.get("trains", "no") == "yes":
         return
     tolerance = float(case.header.get("tolerance", "0"))
     for a, b in compared(case, before, after):

@@ -215,6 +215,15 @@ def _batch_norm(p: RandomGraph) -> None:
     p.emit("batch_norm", x, *statistics, axis=axis, scale=p.chance(0.8), center=p.chance(0.8))
 
 
+def _batch_norm_training(p: RandomGraph) -> None:
+    x = p.pick(ranks=(2, 3, 4))
+    axis = p.integer(0, x.rank - 1)
+    vectors = _vector(p, x, axis, 0.5, 1.5), _vector(p, x, axis)
+    p.emit(
+        "batch_norm_training", x, *vectors, axis=axis, epsilon=1e-3, scale=p.chance(0.8), center=p.chance(0.8)
+    )
+
+
 def _norm(name: str, p: RandomGraph) -> None:
     x = p.pick(ranks=(3, 4))
     axis = x.rank - 1 if name == "layer_norm" else 1
@@ -270,6 +279,7 @@ DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     "einsum": _einsum,
     "bias_add": _bias,
     "batch_norm": _batch_norm,
+    "batch_norm_training": _batch_norm_training,
     "prelu": _prelu,
     "l2_normalize": _l2,
     "lrn": _lrn,

@@ -171,6 +171,18 @@ def _arange(p: RandomGraph) -> None:
     p.emit("arange", start=start, stop=start + step * p.integer(1, 20), step=step, dtype=dtype)
 
 
+def _random_bits(p: RandomGraph) -> None:
+    shape, bits = p.shape(), p.choose([8, 16, 32])
+    whole, origin = (), ()
+    if shape and p.chance(0.4):
+        origin = tuple(p.integer(0, 3) for _ in shape)
+        whole = tuple(o + n + p.integer(0, 2) for o, n in zip(origin, shape, strict=True))
+    words = p.rng.integers(0, 1 << 32, 3).astype(np.uint32)
+    seed, step = p.given(words[:2], "u32", constant=False), p.given(words[2], "u32", constant=False)
+    attrs = {"bits": bits, "stream": p.integer(0, 5), "whole": whole, "origin": origin}
+    p.emit("random_bits", seed, step, shape=shape, **attrs)
+
+
 def _sequence_mask(p: RandomGraph) -> None:
     x = p.pick("number", ranks=(2, 3))
     axis = p.integer(0, 1)
@@ -219,6 +231,7 @@ DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     "trilu": _trilu,
     "matrix_set_diag": _set_diagonal,
     "arange": _arange,
+    "random_bits": _random_bits,
     "sequence_mask": _sequence_mask,
     "reverse_sequence": _reverse_sequence,
     "compact": _compact,

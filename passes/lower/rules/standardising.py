@@ -94,6 +94,15 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [_standardised(b, op, x, _moments(b, view, axes), (Sym(names[0]), group))]
 
 
+@lowering("graph.batch_norm_training")
+def batch_norm_training(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """Moments over all axes but the channels, which are results too."""
+    rank = x[0].tensor.rank
+    axes = [d for d in range(rank) if d != op.integer("axis") % rank]
+    moments = _moments(b, x[0], axes)
+    return [_standardised(b, op, x, moments, _kept(rank, axes)), *moments]
+
+
 @lowering("graph.l2_normalize")
 def l2_normalize(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """x / sqrt(max(sum of squares, eps))."""
