@@ -218,16 +218,21 @@ class _Step:
         return self.finished(trained, [value, *metrics], ranges)
 
     def training_form(self) -> Module:
-        """The network with its parameters as state."""
+        """The network as it trains: dropout drops, and parameters and running statistics are state."""
         if self.options.trainable is None and not self.network.parameters:
             raise InputError(
                 "expected a network that names its parameters; name the constants to train: "
                 'trainable=["fc.*"]',
                 where=self.where,
             )
-        module = run_pipeline(self.network, Pipeline.parse("infer-shapes, decompose-octave"), PassContext())
-        module = promoted(module, self.options.trainable)
-        self.trained = [p.hint for p in module.main.params[len(self.network.main.params) :]]
+        network = promoted(self.network, self.options.trainable)
+        names = tuple(p.hint for p in network.main.params[len(self.network.main.params) :])
+        pipeline = f"infer-shapes, decompose-octave, training-mode{{seed={self.options.seed}}}"
+        network = self.network.with_attrs(parameters=names)
+        module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())
+        count = len(module.main.params)
+        module = promoted(module)
+        self.trained = [p.hint for p in module.main.params[count:]]
         if not self.trained:
             raise InputError("expected parameters to train, the network uses none", where=self.where)
         for p in module.main.params[-len(self.trained) :]:

@@ -178,7 +178,7 @@ class _Training:
 
     def batch_norm(self, op: Op) -> Tensor:
         x, gamma, beta, *running = map(self.w.tensor, op.operands)
-        attrs = {k: op[k] for k in ("axis", "epsilon", "center", "scale")}
+        attrs = op.attributes
         y, *moments = self.w.ops_of("batch_norm_training", (x, gamma, beta), **attrs)
         count = prod(x.shape) // max(1, moments[0].size)
         if count < 2:

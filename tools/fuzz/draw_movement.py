@@ -173,7 +173,8 @@ def _arange(p: RandomGraph) -> None:
 
 def _random_bits(p: RandomGraph) -> None:
     shape, bits = p.shape(), p.choose([8, 16, 32])
-    whole, origin = (), ()
+    origin: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
     if shape and p.chance(0.4):
         origin = tuple(p.integer(0, 3) for _ in shape)
         whole = tuple(o + n + p.integer(0, 2) for o, n in zip(origin, shape, strict=True))

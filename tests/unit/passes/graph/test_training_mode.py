@@ -337,3 +337,36 @@ def test_an_input_of_the_name_of_state_is_refused():
     }""")
     with pytest.raises(InputError, match="expected no input called 'step'"):
         run(module, "training-mode")
+
+
+def test_a_step_draws_and_tracks_and_its_inference_does_not():
+    arrays = {"w": (3, 4), "g": (3,), "b": (3,), "m": (3,), "v": (3,)}
+    network = tw.parse("""module @m(parameters = ["w", "g", "b", "m", "v"]) {
+      graph.func @main(%x: f32[6, 4]) -> f32[6, 3] {
+        %w = graph.constant(name = "w") : f32[3, 4]
+        %g = graph.constant(name = "g") : f32[3]
+        %b = graph.constant(name = "b") : f32[3]
+        %m = graph.constant(name = "m") : f32[3]
+        %v = graph.constant(name = "v") : f32[3]
+        %0 = graph.dropout(%x, rate = 0.5) : f32[6, 4]
+        %1 = graph.dense(%0, %w) : f32[6, 3]
+        %2 = graph.batch_norm(%1, %g, %b, %m, %v) : f32[6, 3]
+        graph.return(%2)
+      }
+    }""").with_constants(Constants({n: RNG.uniform(1, 2, s).astype(np.float32) for n, s in arrays.items()}))
+    x, y = RNG.normal(size=(6, 4)).astype(np.float32), RNG.normal(size=(6, 3)).astype(np.float32)
+    s = tw.train_step(network, "mse", tw.optim.sgd(lr=0.1), seed=9)
+    tw.verify(s)
+    assert s.parameters == ("w", "g", "b")
+    state = initial(s)
+    assert state["random.seed"].tolist() == [9, 0]
+    losses = []
+    for _ in range(3):
+        (loss,), state = step(s, x, y, state=state)
+        losses.append(float(loss))
+    assert len(set(losses)) == 3
+    assert state["step"] == 3
+    assert not np.allclose(state["m"], network.constants["m"])
+    everything = tw.train_step(network, "mse", tw.optim.sgd(lr=0.1), trainable="*", seed=9)
+    assert everything.parameters == s.parameters
+    assert [op.name for op in s.inference().main.body.ops if "dropout" in op.name] == ["graph.dropout"]
