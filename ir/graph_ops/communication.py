@@ -171,6 +171,8 @@ _COMMUNICATION = Facts(
     report=ReportClass.OF_KERNEL,
     gradient=Gradient.REFUSED,
 )
+#: of ops in which the ranks of a group meet; a message between two of them has no way back
+_MEETING = replace(_COMMUNICATION, gradient=Gradient.RULE)
 define(
     "graph.send",
     ("x",),
@@ -210,7 +212,7 @@ define(
     },
     infer=_infer_halo,
     effects=COMMUNICATE,
-    facts=_COMMUNICATION,
+    facts=_MEETING,
 )
 define(
     "graph.all_gather",
@@ -219,7 +221,7 @@ define(
     attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},
     infer=_infer_gather,
     effects=COMMUNICATE,
-    facts=_COMMUNICATION,
+    facts=_MEETING,
 )
 define(
     "graph.all_reduce",
@@ -228,7 +230,7 @@ define(
     attrs={**_GROUP, "reduction": AttrDef("str", "sum", " or ".join(REDUCTIONS))},
     infer=_infer_reduce,
     effects=COMMUNICATE,
-    facts=replace(_COMMUNICATION, exact=False, division=same_dimensions),
+    facts=replace(_MEETING, exact=False, division=same_dimensions),
 )
 define(
     "graph.reduce_scatter",
@@ -237,5 +239,5 @@ define(
     attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},
     infer=_infer_scatter,
     effects=COMMUNICATE,
-    facts=replace(_COMMUNICATION, exact=False),
+    facts=replace(_MEETING, exact=False),
 )

@@ -98,7 +98,8 @@ def backward(
     active = _reached_from(ops, wrt)
     back: dict[Value, Tensor] = dict(cotangents)
     for op in reversed(ops):
-        if not any(r in active and r in back for r in op.results) or not any(
+        leaves = not op.results and facts_of(op.name).gradient is Gradient.REFUSED
+        if not (leaves or any(r in active and r in back for r in op.results)) or not any(
             v in active for v in op.operands
         ):
             continue
