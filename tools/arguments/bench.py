@@ -60,7 +60,7 @@ def add_bench(sub: Sub) -> None:
     p.add_argument("--seed", type=SEED, default=0, help="seed of the inputs")
     p.add_argument("--json", metavar="FILE", help="write all results, after every row")
     p.add_argument("--plot", metavar="FILE.svg", help="draw the ratios (needs matplotlib)")
-    p.set_defaults(action="bench.command:run_bench")
+    p.set_defaults(action="training_bench.dispatch:run_bench")
 
 
 def _add_what(p: CommandParser) -> None:
@@ -97,6 +97,12 @@ def _add_what(p: CommandParser) -> None:
         choices=KERNELS,
         metavar="KERNEL",
         help=f"time kernels alone: {', '.join(KERNELS)} (without names all of them)",
+    )
+    p.add_argument(
+        "--train",
+        nargs="*",
+        metavar="ROW",
+        help="time whole training steps instead: rows such as resnet50_b64 (without names all of them)",
     )
     p.add_scoped(
         p,

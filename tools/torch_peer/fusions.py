@@ -24,13 +24,17 @@ FUSED: dict[str, Callable[[Any, Sequence[Any], Op], Any]] = {
     "attention": lambda torch, x, op: torch.nn.functional.scaled_dot_product_attention(
         x[0], x[1].transpose(-1, -2), x[2], attn_mask=x[3] if len(x) > 3 else None, scale=op["scale"]
     ),
+    "attention of rows": lambda torch, x, op: torch.nn.functional.scaled_dot_product_attention(
+        *x, dropout_p=op.number("rate"), is_causal=op["causal"], scale=op["scale"]
+    ),
 }
 
 
 class FusedCalls:
     """The calls after all rewrites, what is returned, and the weights of linear layers.
 
-    constants: arrays of the constant values. attention: whether attention becomes one call. `linear_weights`
+    constants: arrays of the constant values. attention: whether attention becomes one call. training: dropout
+    is a call. `linear_weights`
     are (1, rows, columns) in the graph; the call takes them as (columns, rows).
     """
 
@@ -41,8 +45,10 @@ class FusedCalls:
         constants: Mapping[Value, np.ndarray],
         *,
         attention: bool,
+        training: bool = False,
     ) -> None:
         self.calls, self.returned = list(calls), list(returned)
+        self._idle = _IDLE - {"graph.dropout"} if training else _IDLE
         self.constants = constants
         self.linear_weights: set[Value] = set()
         self._drop_idle()
@@ -55,7 +61,7 @@ class FusedCalls:
         remaining: list[Call] = []
         for name, op, given in self.calls:
             operands = tuple(same.get(v, v) for v in given)
-            if name in _IDLE and operands[0].type == op.result.type:
+            if name in self._idle and operands[0].type == op.result.type:
                 same[op.result] = operands[0]
             else:
                 remaining.append((name, op, operands))
@@ -96,6 +102,8 @@ class FusedCalls:
         for name, op, operands in list(self.calls):
             if name == "graph.batch_matmul" and not op["transpose_a"] and not op["transpose_b"]:
                 count += self._fuse_attention(op, operands)
+            if name == "graph.matmul" and not op["transpose_a"] and not op["transpose_b"]:
+                count += self._fuse_rows(op, operands)
         self._drop_dead()
         return count
 
@@ -132,6 +140,33 @@ class FusedCalls:
             (q, k, v, *([mask] if mask else [])),
         )
         self.calls[self._producers()[result[0].result]] = call
+        return True
+
+    def _fuse_rows(self, second: Op, operands: Sequence[Value]) -> bool:
+        """Replace dropout(softmax(mask(q k^T * scale))) v where q, k and v are (batch, heads, rows, size)."""
+        weights, rate = operands[0], 0.0
+        if dropped := self._made_by(weights, "graph.dropout"):
+            weights, rate = dropped[1][0], float(dropped[0].number("rate"))
+        softmax = self._made_by(weights, "graph.softmax")
+        if softmax is None or softmax[0]["axis"] not in (-1, 3):
+            return False
+        scores, causal, scale = softmax[1][0], False, 1.0
+        if chosen := self._made_by(scores, "graph.where"):
+            mask = self.constants.get(chosen[1][0])
+            if mask is None or not np.array_equal(mask, np.tril(np.ones(mask.shape, bool))):
+                return False
+            scores, causal = chosen[1][1], True
+        if scaled := self._made_by(scores, "graph.multiply"):
+            factor = self.constants.get(scaled[1][1])
+            if factor is None or factor.size != 1:
+                return False
+            scores, scale = scaled[1][0], float(factor.item())
+        first = self._made_by(scores, "graph.matmul")
+        if first is None or first[0]["transpose_a"] or not first[0]["transpose_b"]:
+            return False
+        attrs = (("scale", scale), ("rate", rate), ("causal", causal))
+        call = ("attention of rows", replace(second, attrs=attrs), (*first[1], operands[1]))
+        self.calls[self._producers()[second.result]] = call
         return True
 
     def _through_reshape(self, value: Value) -> Value:

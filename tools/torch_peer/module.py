@@ -6,49 +6,87 @@ where asked for, attention are one call: as torchvision and the transformers lib
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir import Module, UnsupportedError, Value
+from tilewright.ir import Module, Op, UnsupportedError, Value
+from tilewright.ir.types import FLOATS
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.tools.torch_peer.fusions import FUSED, FusedCalls
 from tilewright.tools.torch_peer.program import COMBINED, FOLD, Call, combined_calls
-from tilewright.tools.torch_peer.rules import RULES
+from tilewright.tools.torch_peer.rules import RULES, Rule
 
 _RULES = {**RULES, **COMBINED, **FUSED}
 
 
-def torch_module(module: Module, *, dtype: str = "float32", attention: bool = False) -> Any:
+def _batch_norm_of_batch(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    """Statistics of the batch; the running ones, which are buffers, follow with PyTorch's momentum of 0.1."""
+    data, gamma, beta, mean, var = x
+    gamma, beta = (gamma if op["scale"] else None), (beta if op["center"] else None)
+    return torch.nn.functional.batch_norm(data, mean, var, gamma, beta, True, 0.1, op["epsilon"])
+
+
+#: ops that do something else in training
+_IN_TRAINING = {
+    "graph.batch_norm": _batch_norm_of_batch,
+    "graph.dropout": lambda torch, x, op: torch.nn.functional.dropout(x[0], op.number("rate")),
+}
+
+
+def torch_module(
+    module: Module, *, dtype: str = "float32", attention: bool = False, training: bool = False
+) -> Any:
     """A `torch.fx.GraphModule` on the CPU that computes @main with floats of `dtype` (a PyTorch name).
 
     Takes tensors in the order of the inputs, floats already in `dtype`, and returns a list. attention: as one
-    call where the graph has it. Raises UnsupportedError listing every op without a rule.
+    call where the graph has it. training: batch norms take statistics of the batch, dropout drops, and the
+    module's `parameters` (or what folding made of them) want gradients; all other constants are buffers.
+    Raises UnsupportedError listing every op without a rule.
     """
     import torch
 
-    folded, fused = fused_calls(module, attention=attention)
+    folded, fused = fused_calls(module, attention=attention, training=training)
     graph = torch.fx.Graph()
-    build = _Build(torch, graph, getattr(torch, dtype))
+    build = _Build(torch, graph, getattr(torch, dtype), _RULES | _IN_TRAINING if training else _RULES)
+    trainable = _trainable(module, folded) if training else set()
     for number, p in enumerate(folded.main.params):
         build.values[p] = build.proxy(graph.placeholder(f"x{number}"))
     attributes: dict[str, Any] = {}
     for number, (value, array) in enumerate(fused.constants.items()):
-        attributes[f"w{number}"] = build.weight(array, linear=value in fused.linear_weights)
+        linear = value in fused.linear_weights
+        attributes[f"w{number}"] = build.weight(array, linear=linear, trainable=value in trainable)
+        if training and value not in trainable:
+            attributes[f"w{number}"] = attributes[f"w{number}"].data
         build.values[value] = build.proxy(graph.create_node("get_attr", f"w{number}"))
     for call in fused.calls:
         build.call(call)
     graph.output([build.values[v].node for v in fused.returned])
     graph.eliminate_dead_code()
-    return torch.fx.GraphModule(attributes, graph).eval()
+    return torch.fx.GraphModule(attributes, graph).train(training)
 
 
-def fused_calls(module: Module, *, attention: bool) -> tuple[Module, FusedCalls]:
+def _trainable(module: Module, folded: Module) -> set[Value]:
+    """Values of constants that are parameters of `module`, or were made of its constants by folding."""
+    names = module.get("parameters", ())
+    assert isinstance(names, tuple)
+    return {
+        op.result
+        for op in folded.main.body.ops
+        if op.name == "graph.constant"
+        and op.result.tensor.dtype in FLOATS
+        and (op["name"] in names or op["name"] not in module.constants)
+    }
+
+
+def fused_calls(module: Module, *, attention: bool, training: bool = False) -> tuple[Module, FusedCalls]:
     """The module with constants folded, and its calls; raises UnsupportedError."""
     folded = run_pipeline(module, Pipeline.parse(FOLD), PassContext())
     ops = folded.main.body.ops
     constants = {op.result: folded.constants[str(op["name"])] for op in ops if op.name == "graph.constant"}
-    fused = FusedCalls(combined_calls(ops[:-1]), ops[-1].operands, constants, attention=attention)
+    calls = combined_calls(ops[:-1])
+    fused = FusedCalls(calls, ops[-1].operands, constants, attention=attention, training=training)
     unknown = sorted({name for name, _, _ in fused.calls} - _RULES.keys())
     if unknown:
         raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
@@ -58,8 +96,8 @@ def fused_calls(module: Module, *, attention: bool) -> tuple[Module, FusedCalls]
 class _Build:
     """The graph under construction: what each IR value is in it."""
 
-    def __init__(self, torch: Any, graph: Any, dtype: Any) -> None:
-        self.torch, self.dtype = torch, dtype
+    def __init__(self, torch: Any, graph: Any, dtype: Any, rules: Mapping[str, Rule]) -> None:
+        self.torch, self.dtype, self.rules = torch, dtype, rules
         self.values: dict[Value, Any] = {}
         self._tracer = torch.fx.proxy.GraphAppendingTracer(graph)
 
@@ -67,12 +105,12 @@ class _Build:
         """A proxy that records calls on a node."""
         return self.torch.fx.Proxy(node, self._tracer)
 
-    def weight(self, array: np.ndarray, *, linear: bool) -> Any:
+    def weight(self, array: np.ndarray, *, linear: bool, trainable: bool = False) -> Any:
         """A parameter of floats, or a buffer of integers or booleans."""
         tensor = self.torch.from_numpy((array[0].T if linear else array).copy(order="C"))
         if not tensor.is_floating_point():
             return tensor
-        return self.torch.nn.Parameter(tensor.to(self.dtype), requires_grad=False)
+        return self.torch.nn.Parameter(tensor.to(self.dtype), requires_grad=trainable)
 
     def call(self, call: Call) -> None:
         """Record one call."""
@@ -81,7 +119,7 @@ class _Build:
         if name == "graph.cast" and op["dtype"] == "f32":
             made = x[0].to(self.dtype)
         else:
-            made = _RULES[name](self.torch, x, op)
+            made = self.rules[name](self.torch, x, op)
         if len(op.results) == 1:
             self.values[op.result] = made
             return

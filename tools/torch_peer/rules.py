@@ -61,6 +61,11 @@ def _batch_matmul(torch: Any, x: Sequence[Any], op: Op) -> Any:
     return a @ (b[0] if op.operands[1].tensor.shape[0] == 1 else b)
 
 
+def _matmul(torch: Any, x: Sequence[Any], op: Op) -> Any:
+    a = x[0].transpose(-1, -2) if op["transpose_a"] else x[0]
+    return a @ (x[1].transpose(-1, -2) if op["transpose_b"] else x[1])
+
+
 def _split(torch: Any, x: Sequence[Any], op: Op) -> Any:
     axis = op.integer("axis")
     return torch.split(x[0], [r.tensor.shape[axis] for r in op.results], axis)
@@ -143,6 +148,7 @@ RULES: dict[str, Rule] = {
     "graph.adv_index": lambda torch, x, op: x[0][tuple(x[1:])],
     "graph.layer_norm": _layer_norm,
     "graph.batch_matmul": _batch_matmul,
+    "graph.matmul": _matmul,
     "graph.adaptive_avg_pool2d": lambda torch, x, op: torch.nn.functional.adaptive_avg_pool2d(
         x[0], op["output_size"]
     ),

@@ -1,0 +1,1 @@
+"""Whole training steps beside PyTorch's: forward, loss, backward and optimizer, timed in one process."""

@@ -1,0 +1,105 @@
+"""Loss curves of Tilewright and PyTorch over the same batches, from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.compilation.option_values import Precision
+from tilewright.ir import Module
+from tilewright.tools.torch_peer.module import torch_module
+from tilewright.tools.training_bench.ours import training_step
+from tilewright.tools.training_bench.rows import TrainingRow
+from tilewright.tools.training_bench.torch_steps import loss_of, optimizer_of, training_flags
+
+_AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Losses per step, of ours and of PyTorch."""
+
+    ours: np.ndarray
+    torch: np.ndarray
+
+    def largest_difference(self, smooth: int = 1) -> float:
+        """The largest relative difference of losses, each a mean over `smooth` steps."""
+        a, b = (np.convolve(x, np.ones(smooth) / smooth, "valid") for x in (self.ours, self.torch))
+        return float((np.abs(a - b) / np.abs(b)).max())
+
+
+def without_dropout(module: Module) -> Module:
+    """The module with dropout of rate 0, since two frameworks draw different masks."""
+    main = module.main
+    ops = tuple(op.with_attrs(rate=0.0) if op.name == "graph.dropout" else op for op in main.body.ops)
+    func = main.with_body(main.body.with_ops(ops))
+    return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
+
+
+def batches(
+    row: TrainingRow, module: Module, count: int, seed: int
+) -> list[tuple[list[np.ndarray], np.ndarray]]:
+    """A few batches of random data with labels; walked through again and again, they can be learnt."""
+    return [row.data(module, seed + number) for number in range(count)]
+
+
+def curves(
+    row: TrainingRow,
+    module: Module,
+    precision: Precision,
+    steps: int,
+    *,
+    target: str,
+    torch: Any,
+    seed: int = 0,
+) -> Curves:
+    """Train on the same few batches with both; float32 parameters, autocast where 16 bits are asked for.
+
+    torch: the package; its device is the GPU where the target is CUDA, else the CPU.
+    """
+    module = without_dropout(module)
+    data = batches(row, module, 4, seed)
+    ours = np.array(list(_ours(row, module, data, precision, steps, target)))
+    device = "cuda" if target.startswith("cuda") else "cpu"
+    theirs = np.array(list(_theirs(row, module, data, precision, steps, torch, device)))
+    return Curves(ours, theirs)
+
+
+_Batches = Sequence[tuple[list[np.ndarray], np.ndarray]]
+
+
+def _ours(
+    row: TrainingRow, module: Module, data: _Batches, precision: Precision, steps: int, target: str
+) -> Iterator[float]:
+    step = training_step(row, module)
+    with tw.compile(step, target, precision=precision, progress=False) as exe:
+        for number in range(steps):
+            inputs, labels = data[number % len(data)]
+            yield float(np.asarray(exe(*inputs, labels)[0]))
+
+
+def _theirs(
+    row: TrainingRow, module: Module, data: _Batches, precision: str, steps: int, torch: Any, device: str
+) -> Iterator[float]:
+    with training_flags(torch, precision):
+        net = torch_module(module, attention=True, training=True).to(device)
+        optimizer = optimizer_of(torch, row, net.parameters())
+        scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+        loss_function, stored = loss_of(torch, row), _AUTOCAST.get(precision)
+        for number in range(steps):
+            arrays, labels = data[number % len(data)]
+            target = torch.from_numpy(labels).to(device)
+            target = target if target.is_floating_point() else target.long()
+            optimizer.zero_grad(set_to_none=True)
+            dtype = getattr(torch, stored or "bfloat16")
+            with torch.autocast(device, dtype=dtype, enabled=stored is not None):
+                y = net(*(torch.from_numpy(a).to(device) for a in arrays))[0]
+            loss = loss_function(y.float(), target)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            yield float(loss.detach())

@@ -1,0 +1,99 @@
+"""Tilewright's training step as a contender, on the clock that the peers are timed with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tilewright as tw
+from tilewright.ir import Module
+from tilewright.runtime.cuda.plan import CudaPlan
+from tilewright.tools.bench.clocks import TorchClock
+from tilewright.tools.training_bench.rows import TrainingRow
+from tilewright.tools.training_bench.torch_steps import LEARNING_RATE
+
+
+def training_step(row: TrainingRow, module: Module, **options: Any) -> Module:
+    """The row's training step, as the peers take it."""
+    rate = LEARNING_RATE[row.optimizer]
+    optim = tw.optim
+    optimizer = {
+        "sgd": lambda: optim.sgd(lr=rate, momentum=0.9),
+        "adam": lambda: optim.adam(lr=rate),
+        "adamw": lambda: optim.adamw(lr=rate),
+    }[row.optimizer]()
+    return tw.train_step(module, loss=row.loss, optimizer=optimizer, unused="keep", **options)
+
+
+class OurStep:
+    """A compiled training step: a contender of `tools.bench.contender`."""
+
+    peer, variant = "tilewright", ""
+
+    def __init__(
+        self,
+        row: TrainingRow,
+        module: Module,
+        data: tuple[Sequence[np.ndarray], np.ndarray],
+        options: Mapping[str, Any],
+        clock: TorchClock | None,
+    ) -> None:
+        begin = time.perf_counter()
+        step = training_step(row, module)
+        graph_s = time.perf_counter() - begin
+        self.exe = tw.compile(step, progress=False, **options)
+        self._clock = clock
+        self._inputs = [*data[0], data[1]]
+        try:
+            self._loaded = self.exe.load()
+        except BaseException:
+            self.exe.close()
+            raise
+        self.prepare_s = time.perf_counter() - begin
+        report = self.exe.report()
+        plan = self.exe.plan
+        held = sum(b.nbytes for b in plan.buffers if b.kind in ("state", "input", "output", "constant"))
+        self.facts: dict[str, Any] = {
+            "device": self.exe.device,
+            "graph_s": round(graph_s, 2),
+            "launches": report["launches"],
+            "kernels_compiled": report["kernels_compiled"],
+            "streams": report.get("streams", {}),
+            "arena_bytes": report["arena_bytes"],
+            "peak_bytes": report["arena_bytes"] + held,
+            "spill_bytes": sum(k.resources.spill_bytes for k in plan.kernels if k.resources),
+        }
+
+    def outputs(self) -> list[np.ndarray]:
+        """The loss of one step; leaves the inputs on the device."""
+        return [np.asarray(self.exe(*self._inputs)[0])]
+
+    def _run(self) -> None:
+        if isinstance(self._loaded, CudaPlan) and self._clock is not None:
+            self._loaded.replay(self._clock.stream_handle)
+        else:
+            self.exe(*self._inputs)
+
+    def device_times(self, repeats: int) -> list[float]:
+        """Seconds of one step each."""
+        if self._clock is not None and isinstance(self._loaded, CudaPlan):
+            return self._clock.device_times(self._run, repeats, ahead=True)
+        return self.exe.time(*self._inputs, repeats=repeats)
+
+    def wall_times(self, repeats: int) -> list[float]:
+        """Seconds on the host of one step and the wait for it."""
+        if self._clock is not None:
+            return self._clock.wall_times(self._run, repeats)
+        seconds = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            self.exe(*self._inputs)
+            seconds.append(time.perf_counter() - begin)
+        return seconds
+
+    def close(self) -> None:
+        """Give the device back."""
+        self.exe.close()

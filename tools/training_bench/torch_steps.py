@@ -1,0 +1,144 @@
+"""PyTorch's training steps: autocast over float32 parameters, fused optimizers, replayed from CUDA graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tilewright.ir import Module
+from tilewright.tools.bench.clocks import TorchClock
+from tilewright.tools.bench.torch_contenders import deadline
+from tilewright.tools.torch_peer.module import torch_module
+from tilewright.tools.training_bench.rows import TrainingRow
+
+#: what PyTorch calls the type that autocast stores products in
+_AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
+_WARM_UP = 4
+#: the step that the rows take, of every optimizer
+LEARNING_RATE = {"sgd": 0.01, "adam": 1e-3, "adamw": 1e-4}
+
+
+@contextmanager
+def training_flags(torch: Any, precision: str) -> Iterator[None]:
+    """PyTorch's flags for a precision: TF32 unless fp32 was asked for, cuDNN times its algorithms."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    cuda.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
+    cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+def loss_of(torch: Any, row: TrainingRow) -> Callable[[Any, Any], Any]:
+    """The loss of a row, of logits in float32 and labels."""
+    f = torch.nn.functional
+    if row.loss == "bce":
+        return lambda y, t: f.binary_cross_entropy_with_logits(y, t)
+    return lambda y, t: f.cross_entropy(y.flatten(0, -2), t.flatten())
+
+
+def optimizer_of(torch: Any, row: TrainingRow, parameters: Any) -> Any:
+    """The optimizer of a row, fused and capturable."""
+    rate, optim = LEARNING_RATE[row.optimizer], torch.optim
+    if row.optimizer == "sgd":
+        return optim.SGD(parameters, rate, momentum=0.9, fused=True)
+    kind = optim.AdamW if row.optimizer == "adamw" else optim.Adam
+    return kind(parameters, rate, fused=True, capturable=True)
+
+
+class TorchStep:
+    """One way in which PyTorch takes a training step: a contender of `tools.bench.contender`.
+
+    peer: `torch-graph` (eager, captured) or `torch-compile` (compiled, captured). variant: `contiguous` or
+    `channels_last`.
+    """
+
+    def __init__(
+        self,
+        row: TrainingRow,
+        module: Module,
+        data: tuple[Sequence[np.ndarray], np.ndarray],
+        precision: str,
+        clock: TorchClock,
+        *,
+        peer: str,
+        variant: str,
+        limit_s: float,
+    ) -> None:
+        self.peer, self.variant, self.facts = peer, variant, {}
+        self._clock = clock
+        torch = clock.torch
+        begin = time.perf_counter()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with training_flags(torch, precision), clock.working(), deadline(limit_s, f"preparing {peer}"):
+            step = self._step(row, module, data, precision)
+            for _ in range(_WARM_UP):
+                step()
+            clock.finish()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=clock.stream):
+                self._loss = step()
+            clock.finish()
+        self.facts["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        self.prepare_s = time.perf_counter() - begin
+
+    def _step(
+        self,
+        row: TrainingRow,
+        module: Module,
+        data: tuple[Sequence[np.ndarray], np.ndarray],
+        precision: str,
+    ) -> Callable[[], Any]:
+        torch, clock = self._clock.torch, self._clock
+        net = torch_module(module, attention=True, training=True).to(clock.device)
+        last = torch.channels_last if self.variant == "channels_last" else None
+        net = net.to(memory_format=last) if last else net
+        arrays, labels = data
+        inputs = [torch.from_numpy(a).to(clock.device) for a in arrays]
+        inputs = [x.to(memory_format=last) if last and x.dim() == 4 else x for x in inputs]
+        target = torch.from_numpy(labels).to(clock.device)
+        target = target if target.is_floating_point() else target.long()
+        optimizer = optimizer_of(torch, row, net.parameters())
+        loss_function = loss_of(torch, row)
+        stored = _AUTOCAST.get(precision)
+        if self.peer == "torch-compile":
+            torch._dynamo.reset()
+        call = torch.compile(net, dynamic=False) if self.peer == "torch-compile" else net
+
+        def step() -> Any:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast(
+                "cuda", dtype=getattr(torch, stored or "float32"), enabled=stored is not None
+            ):
+                loss = loss_function(call(*inputs)[0].float(), target)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    def outputs(self) -> list[np.ndarray]:
+        """The loss of one step."""
+        self._graph.replay()
+        self._clock.finish()
+        return [self._loss.detach().float().cpu().numpy()]
+
+    def device_times(self, repeats: int) -> list[float]:
+        """Seconds between events around each step."""
+        return self._clock.device_times(self._graph.replay, repeats, ahead=True)
+
+    def wall_times(self, repeats: int) -> list[float]:
+        """Seconds on the host of one step and the wait for it."""
+        return self._clock.wall_times(self._graph.replay, repeats)
+
+    def close(self) -> None:
+        """Drop weights, inputs and graphs."""
+        del self._graph, self._loss
