@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright.compilation.lowering import build, lower
+from tilewright.compilation.lowering import build, lower, training_step
 from tilewright.compilation.option_values import (
     PARTITIONER,
     ConvAlgorithm,
@@ -186,6 +186,7 @@ def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> Ref
     precision = PRECISIONS[request.precision]
     levels = ("graph",) if module.main.level is Level.GRAPH else ()
     own.check(levels, "the reference target, which interprets the module")
+    module = training_step(module, request.precision, context)
     module, _ = own.run(module, Level.GRAPH, GRAPH, context)
     if levels and "graph" in precision:
         module = run_pipeline(module, GRAPH.only("infer-shapes") + precision["graph"], context)

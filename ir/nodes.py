@@ -260,6 +260,10 @@ class Func:
         return replace(self, attrs=_changed(self.attrs, changes))
 
 
+#: the function of a training step that holds the network as inference runs it
+INFERENCE = "inference"
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Module:
     """Functions (`main` is the entry), attributes such as `target`, and the named constants."""
@@ -320,10 +324,10 @@ class Module:
 
         Raises InputError for a module without a function @inference.
         """
-        network = next((f for f in self.funcs if f.name == "inference"), None)
+        network = next((f for f in self.funcs if f.name == INFERENCE), None)
         if network is None:
             raise InputError(
-                "expected a training step, which has a function @inference", where=f"@{self.name}"
+                "expected a training step, which has a function @{INFERENCE}", where=f"@{self.name}"
             )
         named = {str(op["name"]) for op in network.body.ops if op.name.endswith(".constant")}
         constants = self.constants.updated({n: a for n, a in (state or {}).items() if n in named})

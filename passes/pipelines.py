@@ -91,6 +91,9 @@ PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
     "bf16": {"graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce")},
 }
 
+#: what a training step passes before all others in precisions whose range needs no loss scale
+LOSS_SCALE = Pipeline.parse("fix-loss-scale")
+
 #: passes that tidy up after own passes of the graph level; those of others are followed by the like anyway
 OWN_GRAPH_PASSES_END = Pipeline.parse("fold-constants, cse, dce")
 

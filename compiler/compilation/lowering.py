@@ -14,8 +14,9 @@ from tilewright.compilation.own_passes import NO_PASSES, OwnPasses
 from tilewright.compilation.planning import plan_module
 from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, verify
+from tilewright.ir.nodes import INFERENCE
 from tilewright.passes import Instrument, PassContext, run_pipeline
-from tilewright.passes.pipelines import PACKING, Stages, official_stages
+from tilewright.passes.pipelines import LOSS_SCALE, PACKING, Stages, official_stages
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 
@@ -126,6 +127,7 @@ def lower(
     context = PassContext(
         target=str(target), hardware=target.hardware, instruments=tuple(instruments), verify_each=verify_each
     )
+    module = training_step(module, precision, context)
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     algorithm = "" if measured else conv_algorithm
     stages = official_stages(module.main.level, target.language, precision, algorithm, workspace, partitioner)
@@ -139,6 +141,17 @@ def lower(
         choose_algorithms=choose_algorithms if measured else None,
         choose=choose,
     )
+
+
+def training_step(module: Module, precision: str, context: PassContext) -> Module:
+    """A training step as it is compiled in a precision: alone, and without a loss scale but in fp16.
+
+    Other modules stay as they are.
+    """
+    module = module.with_funcs(tuple(f for f in module.funcs if f.name != INFERENCE))
+    if module.main.updates and precision != "fp16":
+        module = run_pipeline(module, LOSS_SCALE, context)
+    return module
 
 
 def build(lowered: Lowered, *, progress: bool | None = None, placed: bool = True) -> ExecutionPlan:

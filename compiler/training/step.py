@@ -15,10 +15,11 @@ import numpy as np
 from tilewright.ir import Level, Module
 from tilewright.ir.errors import InputError, expect
 from tilewright.ir.graph_code import GraphWriter, Tensor
-from tilewright.ir.nodes import Attr, Block, Func, Value
+from tilewright.ir.nodes import INFERENCE, Attr, Block, Func, Value
 from tilewright.ir.types import FLOATS, ArrayType, TensorType, array_type, dtype_name
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.framework.pipeline import Pipeline
+from tilewright.passes.graph.fix_loss_scale import AUTO, GOOD, SCALE
 from tilewright.passes.graph.gradients.differentiate import backward
 from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.rewriting.dead_ops import live_ops
@@ -30,11 +31,9 @@ LossFunction = Callable[..., Tensor]
 #: the dynamic loss scale of PyTorch: first value, growth after so many good updates, and both factors
 FIRST_SCALE, GROWTH_INTERVAL, GROWTH, BACKOFF = 65536.0, 2000, 2.0, 0.5
 #: names of scalars among the state
-STEP, UPDATES, RATE, SCALE, GOOD = "step", "updates", "lr", "loss_scale", "good_updates"
+STEP, UPDATES, RATE = "step", "updates", "lr"
 #: names of the state that random numbers depend on come behind the weights
 _SCALARS = ("random.seed", STEP)
-#: the function of a step's module that holds the network as inference runs it
-INFERENCE = "inference"
 #: what is added to a norm before the bound is divided by it, as PyTorch has it
 _NORM_EPSILON = 1e-6
 
@@ -206,13 +205,11 @@ class _Step:
                 self.new[main.params[i].hint] = w.tensor(returned[j])
         for op in main.body.ops[:-1]:
             w.builder.append(op)
-        forward = w.ops
         ranges = self.targets()
         with w.at("loss"):
             value = self.value()
             metrics = [self.metric(m) for m in self.options.metrics]
         gradients = self.gradients(value)
-        assert forward
         with w.at("optimizer"):
             value = self.apply(value, gradients)
         return self.finished(trained, [value, *metrics], ranges)
@@ -387,7 +384,10 @@ class _Step:
         if options.on_nan != "raise":
             self.keep_unless(sound, statistics)
             return loss
-        good = sound if self.dynamic else finite if due is None else sound & (finite | ~due)
+        allowed = finite if due is None else finite | ~due
+        if self.scale is not None and self.dynamic:  # what a smaller scale may still make finite
+            allowed = allowed | (self.scale > 1)
+        good = sound & allowed
         self.keep_unless(good, [n for n in self.new if n not in self.updated])
         return good.where(loss, float("nan"))
 
@@ -488,7 +488,8 @@ class _Step:
     def finished(self, trained: Module, results: Sequence[Tensor], ranges: tuple[Attr, ...]) -> Module:
         """The module: inputs and state as parameters, results and new state as results."""
         scalars = (*_SCALARS, UPDATES, RATE, SCALE, GOOD)
-        names = [n for n in self.state if n not in scalars] + [n for n in self.state if n in scalars]
+        names = [*self.trained, *(n for n in self.state if n not in self.trained and n not in scalars)]
+        names += [n for n in self.state if n in scalars]
         params = (*self.inputs, *(self.state[n] for n in names))
         values = [t.value for t in results]
         values += [self.new[n].value if n in self.new else self.state[n] for n in names]
@@ -507,9 +508,9 @@ class _Step:
         if ranges:
             attrs["ranges"] = ranges
         if self.options.loss_scale == "auto":
-            attrs["loss_scale"] = "auto"
-        if self.options.on_nan == "raise":
-            attrs["on_nan"] = "raise"
+            attrs.update([AUTO])
+        if self.options.on_nan != "ignore":
+            attrs["on_nan"] = self.options.on_nan
         step = Module(
             f"{network.name}_step",
             (main, replace(network.main, name=INFERENCE)),

@@ -3,12 +3,13 @@
 A map joins the kernel that produces one of its operands when each point reads only what the same thread wrote
 (identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose
 only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout. Communications
-are groups of their own and keep their order, which must be that of the other ranks.
+are groups of their own and keep their order, which must be that of the other ranks. Maps that only lead to
+new values of state share a kernel where they share its domain: state is read and written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -26,6 +27,10 @@ from tilewright.passes.tensor.fusion.legality import (
     prologue_cost,
 )
 from tilewright.passes.tensor.layouts.cost import on_tensor_cores
+
+#: bytes of a value of state up to which its update shares a kernel with others of its shape, and the values
+#: that such a kernel may name
+SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
 
 
 @dataclass
@@ -86,13 +91,15 @@ class _Builder:
             for v in op.operands:
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(func.body.ops[-1].operands)
+        self.updating = _updating(func, self.readers)
         self.communicated: KernelGroup | None = None  # the latest communication
 
     def group_of(self, v: Value) -> KernelGroup | None:
         return self.result.source.get(self.result.resolve(v))
 
     def place(self, op: Op) -> None:
-        host = self._host(op) if self.fuse else None
+        updates = self.fuse and op in self.updating
+        host = self._update(op) if updates else self._host(op) if self.fuse else None
         if host is None:
             host = KernelGroup(len(self.result.groups), op, [])
             self.result.groups.append(host)
@@ -101,7 +108,7 @@ class _Builder:
             self.communicated = host
         if op.name in REDUCING and self.fuse:
             self._absorb_prologues(op, host)
-        elif self.fuse and all(o.name in POINTWISE for o in host.ops):
+        elif self.fuse and not updates and all(o.name in POINTWISE for o in host.ops):
             self._absorb_operands(op, host)
 
     def _add(self, op: Op, host: KernelGroup) -> None:
@@ -137,6 +144,41 @@ class _Builder:
             if acyclic and self._fits(op, g):
                 return g
         return None
+
+    def _update(self, op: Op) -> KernelGroup | None:
+        """The group of the state that this map updates, with all groups that the map reads of joined to it.
+
+        Nothing but updates reads what such maps give, so that their groups never wait for each other.
+        """
+        inside = [i for i, v in enumerate(op.operands) if self.result.source.get(v) is not None]
+        hosts: list[KernelGroup] = []
+        for i in inside:
+            g = self.result.source[op.operands[i]]
+            shaped = g.anchor in self.updating and g.shape == tuple(dims(op, "par").values())
+            if shaped and g not in hosts and identity_read(op, i) and fills(op)[i] is None:
+                hosts.append(g)
+        if not hosts:
+            return None
+        host, *others = sorted(hosts, key=lambda g: g.number)
+        for g in others:
+            self._merge(g, host)
+        return host
+
+    def _join_small_updates(self) -> None:
+        """Updates of small state of one shape share kernels: a launch takes longer than they do."""
+        joined: dict[tuple[int, ...], KernelGroup] = {}
+        for g in self.result.groups:
+            if (
+                not g.ops
+                or g.anchor not in self.updating
+                or g.anchor.result.tensor.nbytes > SMALL_STATE_BYTES
+            ):
+                continue
+            host = joined.get(g.shape)
+            if host is None or len(_arguments([*host.ops, *g.ops])) > MAX_ARGUMENTS:
+                joined[g.shape] = g
+            else:
+                self._merge(g, host)
 
     def _starts_prologue(self, op: Op) -> bool:
         """Return whether this map is better computed where its result is read than where its operand is made.
@@ -230,8 +272,32 @@ class _Builder:
         g.ops = []
 
     def finish(self) -> Partition:
+        self._join_small_updates()
         self.result.groups = in_order([g for g in self.result.groups if g.ops], self.group_of)
         return self.result
+
+
+def _arguments(ops: Sequence[Op]) -> set[Value]:
+    """What a kernel of these ops reads and may write: no more than its arguments."""
+    made = {r for op in ops for r in op.results}
+    return {v for op in ops for v in op.operands if v not in made} | made
+
+
+def _updating(func: Func, readers: Mapping[Value, Sequence[Op]]) -> set[Op]:
+    """The maps of more than one element whose results become state and are read on the way there only."""
+    ops = func.body.ops
+    state = {ops[-1].operands[r] for _, r in func.updates}
+    results = [v for i, v in enumerate(ops[-1].operands) if i not in {r for _, r in func.updates}]
+    out: set[Op] = set()
+    for op in reversed(ops[:-1] if state else ()):
+        if op.name != "tensor.map" or len(op.results) != 1 or op.result.tensor.size == 1:
+            continue
+        if op.result in results:
+            continue
+        read_by = [x for x in readers.get(op.result, ()) if x is not ops[-1]]
+        if all(x in out for x in read_by) and (read_by or op.result in state):
+            out.add(op)
+    return out
 
 
 def in_order(groups: list[KernelGroup], group_of: Callable[[Value], KernelGroup | None]) -> list[KernelGroup]:

@@ -231,6 +231,7 @@ ONE_PER_SUBJECT = {
     "ir/graph_ops": "family of ops",
     "passes/lower/rules": "family of ops",
     "passes/graph/gradients/rules": "family of ops",
+    "passes/graph": "pass",
     "passes/tensor": "pass",
 }
 

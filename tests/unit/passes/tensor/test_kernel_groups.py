@@ -209,3 +209,27 @@ def test_a_large_map_of_a_stored_value_is_left_to_the_product_that_reads_it(prol
     groups = partition(func, prologues=prologues).groups
     (host,) = (g for g in groups if any(made in op.results for op in g.ops))
     assert host.anchor.name == f"tensor.{hosts}"
+
+
+STEP = """module @m {
+  tensor.func @main(%d: f32[3, 5], %x: f32[3, 4], %w: f32[5, 4], %v: f32[5, 4], %u: f32[5, 4],
+                    updates = [[2, 0], [3, 1], [4, 2]]) -> f32[5, 4], f32[5, 4], f32[5, 4] {
+    %g = tensor.contract(%d, %x, par = (k: 5, y: 4), red = (c: 3), reads = [[c, k], [c, y]]) : f32[5, 4] CONV
+    %0 = tensor.map(%g, par = (k: 5, y: 4), reads = [[k, y]]) : f32[5, 4] TWICE
+    %1 = tensor.map(%v, %0, par = (k: 5, y: 4), reads = [[k, y], [k, y]]) : f32[5, 4] ADD
+    %2 = tensor.map(%g, par = (k: 5, y: 4), reads = [[k, y]]) : f32[5, 4] EXP
+    %3 = tensor.map(%1, %2, par = (k: 5, y: 4), reads = [[k, y], [k, y]]) : f32[5, 4] ADD
+    %4 = tensor.map(%w, %3, par = (k: 5, y: 4), reads = [[k, y], [k, y]]) : f32[5, 4] ADD
+    %5 = tensor.map(%u, par = (k: 5, y: 4), reads = [[k, y]]) : f32[5, 4] TWICE
+    tensor.return(%4, %1, %5)
+  }
+}"""
+
+
+def test_what_updates_state_of_one_shape_is_one_kernel():
+    text = STEP.replace("CONV", CONV).replace("TWICE", TWICE).replace("ADD", ADD).replace("EXP", EXP)
+    out = fused(text)
+    calls = [op for op in out.main.body.ops if op.name == "tensor.call"]
+    assert [len(op.results) for op in calls] == [1, 3]
+    without = fused(text.replace("updates =", "others ="))
+    assert max(len(op.results) for op in without.main.body.ops if op.name == "tensor.call") < 3

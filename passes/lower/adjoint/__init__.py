@@ -1,1 +1,0 @@
-"""Derived adjoints: the tensor ops that an op is lowered to, transposed one by one."""
