@@ -17,13 +17,13 @@ if TYPE_CHECKING:
         TilewrightError,
         UnsupportedError,
         WorkError,
-        interpret,
     )
     from tilewright.levels import parse, show, verify
     from tilewright.passes import register_pass
     from tilewright.passes.graph.gradients.differentiate import grad
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
+    from tilewright.running.interpreting import interpret
     from tilewright.running.loading import load
     from tilewright.training import losses, optim, schedules
     from tilewright.training.step import train_step
@@ -63,8 +63,8 @@ _HOMES = {
         "TilewrightError",
         "UnsupportedError",
         "WorkError",
-        "interpret",
     ),
+    "tilewright.running.interpreting": ("interpret",),
     "tilewright.levels": ("parse", "show", "verify"),
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.gradients.differentiate": ("grad",),

@@ -21,6 +21,9 @@ Attrs = Mapping[str, Any]
 Infer = Callable[[Sequence[Type], Attrs], Sequence[Type]]
 _P = ParamSpec("_P")
 Evaluate = Callable[[Sequence[np.ndarray], Attrs], Sequence[np.ndarray]]
+#: per operand of a scalar op the function (operands, result, g) -> g times the derivative by it, on scalar
+#: code; none where that is zero wherever it exists
+Partials = tuple[Callable[[Sequence[Any], Any, Any], Any] | None, ...]
 
 
 class _Required:
@@ -92,6 +95,7 @@ class OpDef:
       communicate: meets other devices, in program order.
     elementwise: a scalar op that computes each lane by itself.
     facts: of a graph op; `define` demands them all.
+    partials: of a scalar op, its derivatives (`scalar_derivatives`); `define` demands them.
     """
 
     name: str
@@ -106,6 +110,7 @@ class OpDef:
     body: bool = False
     elementwise: bool = False
     facts: Facts | None = None
+    partials: Partials | None = None
 
     @property
     def operand_range(self) -> tuple[int, int | None]:
@@ -164,6 +169,8 @@ def _defining(make: Callable[_P, OpDef]) -> Callable[_P, OpDef]:
         if d.name.startswith("graph."):
             for fact, meaning in (d.facts or Facts()).unstated():
                 raise ValueError(f"op '{d.name}' must state the fact '{fact}' ({meaning})")
+        if d.name.startswith("scalar.") and d.partials is None:
+            raise ValueError(f"op '{d.name}' must state its partial derivatives, one per operand")
         _DEFS[d.name] = d if d.infer is None else replace(d, infer=_named(d.name, d.infer))
         return _DEFS[d.name]
 

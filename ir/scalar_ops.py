@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tilewright.ir import scalar_derivatives as by
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
+from tilewright.ir.opdef import AttrDef, Attrs, Partials, define, no_results
 from tilewright.ir.types import FLOATS, ScalarType, Type, numpy_dtype
 
 
@@ -48,6 +49,7 @@ def _elementwise(
     arity: int,
     fn: Callable[..., np.ndarray],
     doc: str,
+    partials: Partials,
     *,
     kinds: str = "any",
     result: str = "same",
@@ -64,7 +66,15 @@ def _elementwise(
             out = fn(*inputs)
         return [out if result == "bool" else np.asarray(out, dtype=np.result_type(inputs[0]))]
 
-    define(f"scalar.{name}", ("a", "b", "c")[:arity], doc, infer=infer, evaluate=run, elementwise=True)
+    define(
+        f"scalar.{name}",
+        ("a", "b", "c")[:arity],
+        doc,
+        infer=infer,
+        evaluate=run,
+        elementwise=True,
+        partials=partials,
+    )
 
 
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -75,58 +85,59 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     )
 
 
-_UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str]] = {
-    "neg": (np.negative, "any", "-a"),
-    "abs": (np.abs, "any", "|a|"),
-    "exp": (np.exp, "float", "e**a"),
-    "exp2": (np.exp2, "float", "2**a"),
-    "log": (np.log, "float", "natural logarithm"),
-    "log2": (np.log2, "float", "logarithm of base 2"),
-    "log10": (np.log10, "float", "logarithm of base 10"),
-    "sqrt": (np.sqrt, "float", "square root"),
-    "rsqrt": (lambda a: 1 / np.sqrt(a), "float", "1 / sqrt(a)"),
-    "sin": (np.sin, "float", "sine"),
-    "cos": (np.cos, "float", "cosine"),
-    "tan": (np.tan, "float", "tangent"),
-    "sinh": (np.sinh, "float", "hyperbolic sine"),
-    "cosh": (np.cosh, "float", "hyperbolic cosine"),
-    "tanh": (np.tanh, "float", "hyperbolic tangent"),
-    "asin": (np.arcsin, "float", "inverse sine"),
-    "acos": (np.arccos, "float", "inverse cosine"),
-    "atan": (np.arctan, "float", "inverse tangent"),
-    "asinh": (np.arcsinh, "float", "inverse hyperbolic sine"),
-    "acosh": (np.arccosh, "float", "inverse hyperbolic cosine"),
-    "atanh": (np.arctanh, "float", "inverse hyperbolic tangent"),
-    "erf": (_erf, "float", "error function"),
-    "sigmoid": (lambda a: 1 / (1 + np.exp(-a)), "float", "1 / (1 + e**-a)"),
-    "floor": (np.floor, "float", "round down"),
-    "ceil": (np.ceil, "float", "round up"),
-    "trunc": (np.trunc, "float", "round towards zero"),
-    "round": (np.round, "float", "round to nearest, ties to even"),
-    "sign": (np.sign, "any", "-1, 0 or 1"),
-    "bit_not": (np.invert, "int", "bitwise complement"),
+_UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str, Partials]] = {
+    "neg": (np.negative, "any", "-a", by.NEG),
+    "abs": (np.abs, "any", "|a|", by.ABS),
+    "exp": (np.exp, "float", "e**a", by.EXP),
+    "exp2": (np.exp2, "float", "2**a", by.EXP2),
+    "log": (np.log, "float", "natural logarithm", by.LOG),
+    "log2": (np.log2, "float", "logarithm of base 2", by.LOG2),
+    "log10": (np.log10, "float", "logarithm of base 10", by.LOG10),
+    "sqrt": (np.sqrt, "float", "square root", by.SQRT),
+    "rsqrt": (lambda a: 1 / np.sqrt(a), "float", "1 / sqrt(a)", by.RSQRT),
+    "sin": (np.sin, "float", "sine", by.SIN),
+    "cos": (np.cos, "float", "cosine", by.COS),
+    "tan": (np.tan, "float", "tangent", by.TAN),
+    "sinh": (np.sinh, "float", "hyperbolic sine", by.SINH),
+    "cosh": (np.cosh, "float", "hyperbolic cosine", by.COSH),
+    "tanh": (np.tanh, "float", "hyperbolic tangent", by.TANH),
+    "asin": (np.arcsin, "float", "inverse sine", by.ASIN),
+    "acos": (np.arccos, "float", "inverse cosine", by.ACOS),
+    "atan": (np.arctan, "float", "inverse tangent", by.ATAN),
+    "asinh": (np.arcsinh, "float", "inverse hyperbolic sine", by.ASINH),
+    "acosh": (np.arccosh, "float", "inverse hyperbolic cosine", by.ACOSH),
+    "atanh": (np.arctanh, "float", "inverse hyperbolic tangent", by.ATANH),
+    "erf": (_erf, "float", "error function", by.ERF),
+    "sigmoid": (lambda a: 1 / (1 + np.exp(-a)), "float", "1 / (1 + e**-a)", by.SIGMOID),
+    "floor": (np.floor, "float", "round down", by.PIECEWISE_CONSTANT),
+    "ceil": (np.ceil, "float", "round up", by.PIECEWISE_CONSTANT),
+    "trunc": (np.trunc, "float", "round towards zero", by.PIECEWISE_CONSTANT),
+    "round": (np.round, "float", "round to nearest, ties to even", by.PIECEWISE_CONSTANT),
+    "sign": (np.sign, "any", "-1, 0 or 1", by.PIECEWISE_CONSTANT),
+    "bit_not": (np.invert, "int", "bitwise complement", by.PIECEWISE_CONSTANT),
 }
-_BINARY: dict[str, tuple[Callable[..., np.ndarray], str, str]] = {
-    "add": (np.add, "any", "a + b"),
-    "sub": (np.subtract, "any", "a - b"),
-    "mul": (np.multiply, "any", "a * b"),
-    "div": (_divide, "any", "a / b; floor division for integers"),
-    "mod": (np.mod, "any", "a - b * floor(a / b)"),
+_BINARY: dict[str, tuple[Callable[..., np.ndarray], str, str, Partials]] = {
+    "add": (np.add, "any", "a + b", by.ADD),
+    "sub": (np.subtract, "any", "a - b", by.SUB),
+    "mul": (np.multiply, "any", "a * b", by.MUL),
+    "div": (_divide, "any", "a / b; floor division for integers", by.DIV),
+    "mod": (np.mod, "any", "a - b * floor(a / b)", by.MOD),
     "truncdiv": (
         lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)),
         "int",
         "a / b rounded towards zero",
+        by.PIECEWISE_CONSTANT_OF_TWO,
     ),
-    "truncmod": (np.fmod, "any", "remainder with the sign of a"),
-    "pow": (np.power, "any", "a ** b"),
-    "atan2": (np.arctan2, "float", "angle of (b, a)"),
-    "min": (np.minimum, "any", "smaller; nan where either is nan"),
-    "max": (np.maximum, "any", "larger; nan where either is nan"),
-    "bit_and": (np.bitwise_and, "int", "bitwise and"),
-    "bit_or": (np.bitwise_or, "int", "bitwise or"),
-    "bit_xor": (np.bitwise_xor, "int", "bitwise exclusive or"),
-    "shl": (np.left_shift, "int", "a << b"),
-    "shr": (np.right_shift, "int", "a >> b"),
+    "truncmod": (np.fmod, "any", "remainder with the sign of a", by.TRUNCMOD),
+    "pow": (np.power, "any", "a ** b", by.POW),
+    "atan2": (np.arctan2, "float", "angle of (b, a)", by.ATAN2),
+    "min": (np.minimum, "any", "smaller; nan where either is nan", by.MIN),
+    "max": (np.maximum, "any", "larger; nan where either is nan", by.MAX),
+    "bit_and": (np.bitwise_and, "int", "bitwise and", by.PIECEWISE_CONSTANT_OF_TWO),
+    "bit_or": (np.bitwise_or, "int", "bitwise or", by.PIECEWISE_CONSTANT_OF_TWO),
+    "bit_xor": (np.bitwise_xor, "int", "bitwise exclusive or", by.PIECEWISE_CONSTANT_OF_TWO),
+    "shl": (np.left_shift, "int", "a << b", by.PIECEWISE_CONSTANT_OF_TWO),
+    "shr": (np.right_shift, "int", "a >> b", by.PIECEWISE_CONSTANT_OF_TWO),
 }
 _COMPARE: dict[str, tuple[Callable[..., np.ndarray], str]] = {
     "eq": (np.equal, "a == b"),
@@ -136,19 +147,23 @@ _COMPARE: dict[str, tuple[Callable[..., np.ndarray], str]] = {
     "gt": (np.greater, "a > b"),
     "ge": (np.greater_equal, "a >= b"),
 }
-for _name, (_fn, _kinds, _doc) in _UNARY.items():
-    _elementwise(_name, 1, _fn, _doc, kinds=_kinds)
-for _name, (_fn, _kinds, _doc) in _BINARY.items():
-    _elementwise(_name, 2, _fn, _doc, kinds=_kinds)
+for _name, (_fn, _kinds, _doc, _partials) in _UNARY.items():
+    _elementwise(_name, 1, _fn, _doc, _partials, kinds=_kinds)
+for _name, (_fn, _kinds, _doc, _partials) in _BINARY.items():
+    _elementwise(_name, 2, _fn, _doc, _partials, kinds=_kinds)
+_NONE_OF_TWO = by.PIECEWISE_CONSTANT_OF_TWO
 for _name, (_fn, _doc) in _COMPARE.items():
-    _elementwise(_name, 2, _fn, _doc, result="bool")
+    _elementwise(_name, 2, _fn, _doc, _NONE_OF_TWO, result="bool")
 for _name, _fn in (("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)):
-    _elementwise(_name, 2, _fn, f"logical {_name}", kinds="bool", result="bool")
-_elementwise("not", 1, np.logical_not, "logical not", kinds="bool", result="bool")
-_elementwise("isnan", 1, np.isnan, "true for nan", kinds="float", result="bool")
-_elementwise("isinf", 1, np.isinf, "true for +-inf", kinds="float", result="bool")
-_elementwise("isfinite", 1, np.isfinite, "true for neither nan nor inf", kinds="float", result="bool")
-_elementwise("fma", 3, lambda a, b, c: a * b + c, "a * b + c, rounded once where the target can")
+    _elementwise(_name, 2, _fn, f"logical {_name}", _NONE_OF_TWO, kinds="bool", result="bool")
+for _name, _fn, _kinds, _doc in (
+    ("not", np.logical_not, "bool", "logical not"),
+    ("isnan", np.isnan, "float", "true for nan"),
+    ("isinf", np.isinf, "float", "true for +-inf"),
+    ("isfinite", np.isfinite, "float", "true for neither nan nor inf"),
+):
+    _elementwise(_name, 1, _fn, _doc, by.PIECEWISE_CONSTANT, kinds=_kinds, result="bool")
+_elementwise("fma", 3, lambda a, b, c: a * b + c, "a * b + c, rounded once where the target can", by.FMA)
 
 
 def _infer_select(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -165,6 +180,7 @@ define(
     infer=_infer_select,
     evaluate=lambda x, _: [np.where(x[0], x[1], x[2]).astype(np.result_type(x[1]))],
     elementwise=True,
+    partials=by.SELECT,
 )
 define(
     "scalar.cast",
@@ -174,6 +190,7 @@ define(
     infer=lambda t, a: [ScalarType(a["dtype"], _scalars(t)[0].lanes)],
     evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
     elementwise=True,
+    partials=by.CAST,
 )
 define(
     "scalar.const",
@@ -183,6 +200,7 @@ define(
     infer=lambda t, a: [ScalarType(a["dtype"])],
     evaluate=lambda x, a: [np.asarray(a["value"]).astype(numpy_dtype(a["dtype"]))],
     elementwise=True,
+    partials=by.CONSTANT,
 )
 define(
     "scalar.index",
@@ -190,6 +208,7 @@ define(
     "The value of an index expression over the symbols in scope, as `dtype`.",
     attrs={"at": AttrDef("expr"), "dtype": AttrDef("dtype", "i32")},
     infer=lambda t, a: [ScalarType(a["dtype"])],
+    partials=by.CONSTANT,
 )
 define(
     "scalar.broadcast",
@@ -197,6 +216,7 @@ define(
     "One value in every lane.",
     attrs={"lanes": AttrDef("int")},
     infer=lambda t, a: [ScalarType(_scalars(t)[0].dtype, a["lanes"])],
+    partials=by.LANES,
 )
 define(
     "scalar.extract",
@@ -204,6 +224,7 @@ define(
     "One lane of a short vector.",
     attrs={"lane": AttrDef("int")},
     infer=lambda t, a: [ScalarType(_scalars(t)[0].dtype)],
+    partials=by.LANES,
 )
 define(
     "scalar.yield",
@@ -212,4 +233,5 @@ define(
     results=0,
     infer=no_results,
     effects=frozenset({"terminator"}),
+    partials=by.CONSTANT,
 )

@@ -13,9 +13,10 @@ from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts
 from tilewright.devices.targets import resolve_target
 from tilewright.frontends import relay
-from tilewright.ir import InputError, TilewrightError, WorkError, interpret
+from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.running.checking import largest_error, random_inputs
 from tilewright.running.executable import Artifact, Executable
+from tilewright.running.interpreting import interpret
 
 NETWORK = Path(__file__).resolve().parent.parent / "tests" / "data" / "relay" / "resnet18.relay"
 TOLERANCE = 1e-4

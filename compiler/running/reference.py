@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tilewright.ir import ArrayType, Module, UnsupportedError, interpret
+from tilewright.ir import ArrayType, Module, UnsupportedError
 from tilewright.ir.types import array_type
+from tilewright.running.interpreting import interpret
 from tilewright.running.named_inputs import in_order
 
 

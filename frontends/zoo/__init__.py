@@ -7,17 +7,32 @@ import re
 from collections.abc import Callable, Mapping
 
 from tilewright.frontends.zoo.bert import BERT_NETWORKS, bert
+from tilewright.frontends.zoo.digits import digits, linear_classifier
 from tilewright.frontends.zoo.gpt import GPT_NETWORKS, gpt
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
+from tilewright.frontends.zoo.recommendation import dlrm
 from tilewright.frontends.zoo.recurrent import lstm_classifier
 from tilewright.ir.errors import InputError, expect
 from tilewright.ir.nodes import Module
 
-__all__ = ["NETWORKS", "bert", "build", "gpt", "lstm_classifier", "nasnet_mobile"]
+__all__ = [
+    "NETWORKS",
+    "bert",
+    "build",
+    "digits",
+    "dlrm",
+    "gpt",
+    "linear_classifier",
+    "lstm_classifier",
+    "nasnet_mobile",
+]
 
 NETWORKS: Mapping[str, Callable[..., Module]] = {
     "nasnet_mobile": nasnet_mobile,
     "lstm_classifier": lstm_classifier,
+    "digits": digits,
+    "linear_classifier": linear_classifier,
+    "dlrm": dlrm,
     **BERT_NETWORKS,
     **GPT_NETWORKS,
 }

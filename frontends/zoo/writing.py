@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tilewright.frontends.importing.parameters import with_parameters
 from tilewright.frontends.weights.random_weights import SeededConstants
 from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import Block, Func, Level, Module, Value
@@ -55,12 +56,18 @@ class NetworkWriter:
         gamma, beta = (self.weight(f"{name}.{part}", x.shape[-1]) for part in ("gamma", "beta"))
         return self.w.op("layer_norm", x, gamma, beta, axis=-1, epsilon=epsilon)
 
+    def batch_norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        """Normalisation of each channel (dimension 1) by running statistics, which are no parameters."""
+        parts = ("gamma", "beta", "moving_mean", "moving_var")
+        vectors = (self.weight(f"{name}.{part}", x.shape[1]) for part in parts)
+        return self.w.op("batch_norm", x, *vectors, axis=1, epsilon=epsilon)
+
     def module(self, name: str, results: Sequence[Tensor]) -> Module:
-        """The finished network; its parameters are all the weights."""
+        """The finished network; its parameters are all the weights but running statistics."""
         values = [t.value for t in results]
         self.w.builder.emit("graph.return", values, types=())
         block = Block(tuple(self._inputs), self.w.ops)
         func = Func(Level.GRAPH, "main", block, tuple(v.type for v in values))
         shapes = {n: t.shape for n, t in self._weights.items()}
         constants = SeededConstants(shapes, self._seed, dict(self.w.constants))
-        return Module(name, (func,), (("parameters", tuple(self._weights)),), constants)
+        return with_parameters(Module(name, (func,), (), constants), self._weights)

@@ -28,11 +28,12 @@ import pytest
 from thread_kernels import outputs, run_calls
 
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import Constants, Level, Module, equal, interpret, parse, show, verify, walk
+from tilewright.ir import Constants, Level, Module, equal, parse, show, verify, walk
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.modules.verifier import VerifyError
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.running.interpreting import interpret
 
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")

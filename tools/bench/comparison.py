@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewright.compilation.option_values import TOLERANCE
-from tilewright.ir import Module, interpret
+from tilewright.ir import Module
 from tilewright.running.checking import largest_error, relative_error
+from tilewright.running.interpreting import interpret
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.kernel_cases import KernelCase
 from tilewright.tools.bench.networks import random_batch, with_batch

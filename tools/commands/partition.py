@@ -28,7 +28,7 @@ from tilewright.costmodel.partition.naive import output_extent, split_extent
 from tilewright.costmodel.partition.objective import LayerObjective, Weights
 from tilewright.costmodel.partition.pruned import pruned_search
 from tilewright.distributed import rank_module
-from tilewright.ir import InputError, Module, Op, WorkError, interpret, show
+from tilewright.ir import InputError, Module, Op, WorkError, show
 from tilewright.ir.graph_ops.communication import halo_pieces
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.ir.opdef import op_def
@@ -36,6 +36,7 @@ from tilewright.ir.windows import Interval, RowWindow
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.running.checking import largest_error, random_inputs
+from tilewright.running.interpreting import interpret
 from tilewright.runtime.atomic_file import atomic_file
 from tilewright.tools.commands.network import load_network
 

@@ -14,8 +14,9 @@ from tilewright.distributed import DistributedExecutable
 from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
-from tilewright.ir import InputError, Module, interpret
+from tilewright.ir import InputError, Module
 from tilewright.running.checking import largest_error, random_inputs
+from tilewright.running.interpreting import interpret
 from tilewright.running.loading import load
 from tilewright.running.rank_executable import together, world
 from tilewright.runtime.communication.mpi import MpiCommunicator

@@ -12,10 +12,11 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.compilation.option_values import TOLERANCE
-from tilewright.ir import Module, WorkError, interpret
+from tilewright.ir import Module, WorkError
 from tilewright.profiling.profile import Profile
 from tilewright.running.checking import largest_error, random_inputs
 from tilewright.running.executable import Executable
+from tilewright.running.interpreting import interpret
 from tilewright.runtime.atomic_file import output_file
 from tilewright.streaming import StreamedExecutable
 from tilewright.streaming import compile as compile_streamed

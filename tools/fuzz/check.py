@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 import tilewright as tw
-from tilewright.ir import Module, WorkError, interpret
+from tilewright.ir import Module, WorkError
 from tilewright.ir.types import FLOATS, dtype_name
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.running.interpreting import interpret
 from tilewright.tools.conformance.case import exact_fault
 
 #: error allowed relative to the largest magnitude of a result, beside what its own dtype costs the reference

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tilewright.ir import Builder, Constants, Func, Level, Module, Value, interpret
+from tilewright.ir import Builder, Constants, Func, Level, Module, Value
 from tilewright.ir.nodes import Op
+from tilewright.running.interpreting import interpret
 
 #: true where a graph fails on its inputs in the way that is looked for
 Fails = Callable[[Module, Sequence[np.ndarray]], bool]

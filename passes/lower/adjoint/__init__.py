@@ -1,0 +1,1 @@
+"""Derived adjoints: the tensor ops that an op is lowered to, transposed one by one."""

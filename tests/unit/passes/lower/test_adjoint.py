@@ -1,0 +1,129 @@
+"""Derived adjoints of every differentiable op, against differences in float64, and adjoints of adjoints."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tests.samples.adjoints import adjoint_module, check_adjoint
+from tests.samples.gradient_draws import drawers, instances
+from tests.samples.graph_op_agreement import lowered, module_of
+from tilewright.ir import Builder, Func, Level, Module, Pairs, TensorType, Value
+from tilewright.ir.facts import Gradient
+from tilewright.ir.opdef import facts_of
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def differentiable(drawer, count):
+    smooth = (Gradient.RULE, Gradient.DERIVED)
+    every = instances(drawer, count)
+    return [i for i in every if facts_of(i.op.name).gradient in smooth and i.inputs and i.gives_floats]
+
+
+def ops_of_adjoint(name, arrays, **attrs):
+    """Names of the tensor ops that a derived adjoint is lowered to."""
+    (op,) = module_of(name, arrays, **attrs).main.body.ops[:-1]
+    module, *_ = adjoint_module(op)
+    return [x.name.removeprefix("tensor.") for x in lowered(module).main.body.ops[:-1]]
+
+
+@pytest.mark.parametrize("drawer", [d for d in drawers() if d != "adjoint"])
+def test_differences(drawer):
+    for instance in differentiable(drawer, 2):
+        if instance.op.get("reduction") == "mean":
+            continue  # see test_what_is_refused
+        check_adjoint(instance.module(), instance.arrays)
+
+
+@pytest.mark.parametrize(
+    "drawer",
+    [
+        "tanh",
+        "dense",
+        "softmax",
+        "max_pool2d",
+        "prod",
+        "cumprod",
+        "take",
+        "scatter_nd",
+        "sort",
+        "reshape",
+        "lrn",
+    ],
+)
+def test_second_order(drawer):
+    (instance,) = differentiable(drawer, 1)
+    module, arrays = check_adjoint(instance.module(), instance.arrays)
+    check_adjoint(module, [a.astype(np.float32) if a.dtype == np.float64 else a for a in arrays])
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "attrs", "expected"),
+    [
+        ("dense", [normal(4, 3), normal(5, 3)], {}, ["contract", "contract"]),
+        ("conv2d", [normal(2, 3, 8, 8), normal(4, 3, 3, 3)], {"strides": (2, 2)}, ["contract", "contract"]),
+        ("transpose", [normal(4, 3)], {"axes": (1, 0)}, ["map"]),
+        ("reshape", [normal(4, 6)], {"newshape": (3, 8)}, ["map"]),
+        ("strided_slice", [normal(9)], {"begin": (1,), "size": (3,), "strides": (3,)}, ["map"]),
+        ("concatenate", [normal(2, 3), normal(4, 3)], {"axis": 0}, ["map", "map"]),
+        ("tile", [normal(2, 3)], {"reps": (2, 2)}, ["reduce"]),
+        ("sum", [normal(2, 3)], {"axis": (1,), "keepdims": False}, ["map"]),
+        ("copy", [normal(2, 3)], {}, []),
+        ("avg_pool2d", [normal(1, 2, 6, 6)], {"pool_size": (2, 2), "strides": (2, 2)}, ["map", "map"]),
+        ("cumsum", [normal(2, 3)], {"axis": 1}, ["scan"]),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_inverse_reads_need_no_scatter(name, arrays, attrs, expected):
+    assert ops_of_adjoint(name, arrays, **attrs) == expected
+
+
+def test_only_what_is_asked_for_is_computed():
+    (op,) = module_of("dense", [normal(4, 3), normal(5, 3)]).main.body.ops[:-1]
+    module, *_ = adjoint_module(op)
+    (adjoint,) = module.main.body.ops[:-1]
+    assert len(adjoint.results) == 2
+    text = tw.show(module).replace("wrt = [0, 1]", "wrt = [1]")
+    text = text.replace("-> f32[4, 3], f32[5, 3]", "-> f32[5, 3]").replace("%0, %1 = ", "%0 = ")
+    text = text.replace(": f32[4, 3], f32[5, 3]", ": f32[5, 3]").replace("return(%0, %1)", "return(%0)")
+    assert len(lowered(tw.parse(text)).main.body.ops) == 2
+
+
+def test_sixteen_bit_sums_are_rounded_once():
+    x, g = np.ones((4096, 1), np.float16), np.full((4096, 3), 0.1, np.float16)
+    (op,) = module_of("broadcast_to", [x], shape=(4096, 3)).main.body.ops[:-1]
+    module, *_ = adjoint_module(op)
+    (back,) = tw.interpret(lowered(module), x, g)
+    np.testing.assert_array_equal(back, (g.astype(np.float32).sum(1, keepdims=True)).astype(np.float16))
+
+
+def test_an_operand_that_is_given_twice_is_two():
+    x = normal(3)
+    b, t = Builder(), TensorType("f32", (3,))
+    v, g = Value(t, "x"), Value(t, "g")
+    attrs = {"of": "graph.multiply", "attrs": Pairs(), "wrt": (0, 1), "given": (0,)}
+    b.emit("graph.return", b.emit("graph.adjoint", (v, v, g), attrs))
+    module = Module("m", (Func(Level.GRAPH, "main", b.block((v, g)), (t, t)),))
+    a, b = tw.interpret(module, x, np.ones(3, np.float32))
+    np.testing.assert_array_equal(a, x)
+    np.testing.assert_array_equal(b, x)
+
+
+def test_empty_tensors():
+    (op,) = module_of("dense", [normal(0, 3), normal(5, 3)]).main.body.ops[:-1]
+    module, *_ = adjoint_module(op)
+    dx, dw = tw.interpret(module, normal(0, 3), normal(5, 3), normal(0, 5))
+    assert dx.shape == (0, 3)
+    np.testing.assert_array_equal(dw, np.zeros((5, 3)))
+
+
+def test_what_is_refused():
+    x, i, u = normal(4), np.asarray([0, 1]), normal(2)
+    (op,) = module_of("scatter_elements", [x, i, u], axis=0, reduction="mean").main.body.ops[:-1]
+    module, *_ = adjoint_module(op)
+    with pytest.raises(tw.UnsupportedError, match=r"no adjoint of graph\.scatter_elements can be derived"):
+        tw.interpret(module, x, i, u, x)
