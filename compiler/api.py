@@ -32,8 +32,9 @@ from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.request import CompileRequest
 from tilewright.running.buckets import Buckets, ShapesOption
 from tilewright.running.executable import LEVELS, Artifact, Executable
-from tilewright.running.reference import ReferenceExecutable
+from tilewright.running.reference import ReferenceExecutable, reference_executable
 from tilewright.running.shaped import shaped_executable
+from tilewright.running.stateful import executable_of
 
 if TYPE_CHECKING:
     from tilewright.measured_choice import MeasuredChoice
@@ -173,7 +174,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
         facts["passes"] = own.facts()
     levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}
     artifact = Artifact(chosen.plan, constants, facts, levels, entries)
-    return Executable(artifact, str(target), instances=request.instances)
+    return executable_of(artifact, str(target), instances=request.instances)
 
 
 def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:
@@ -190,7 +191,7 @@ def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> Ref
     module, _ = own.run(module, Level.GRAPH, GRAPH, context)
     if levels and "graph" in precision:
         module = run_pipeline(module, GRAPH.only("infer-shapes") + precision["graph"], context)
-    return ReferenceExecutable(module)
+    return reference_executable(module)
 
 
 def _measured_choice(
@@ -214,4 +215,5 @@ def _untuned(target: Target, *, libraries: bool) -> dict[str, Any]:
 
 
 def _constant_names(module: Module) -> list[str]:
-    return [str(op["name"]) for f in module.funcs for op in f.body.ops if op.name.endswith(".constant")]
+    named = [str(op["name"]) for f in module.funcs for op in f.body.ops if op.name.endswith(".constant")]
+    return [*named, *module.state_names]

@@ -315,6 +315,12 @@ class Module:
         return tuple(p.hint or str(i) for i, p in enumerate(self.main.params))
 
     @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the parameters of @main that are state (see `Func.updates`), in their order."""
+        updates = [f.updates for f in self.funcs if f.name == "main"]
+        return tuple(self.input_names[p] for p, _ in sorted(updates[0])) if updates and updates[0] else ()
+
+    @property
     def input_types(self) -> tuple[ArrayType, ...]:
         """Shape and NumPy dtype name of each parameter of @main."""
         return tuple(array_type(p.tensor) for p in self.main.params)

@@ -15,6 +15,7 @@ from tilewright.ir.opdef import ORIGINS, AttrDef, define, no_results
 from tilewright.ir.types import TensorType
 
 INPUT, CONSTANT, OUTPUT, ARENA, VIEW = "plan.input", "plan.constant", "plan.output", "plan.arena", "plan.view"
+STATE = "plan.state"
 KERNEL, LIBRARY, COMMUNICATION = "plan.kernel", "plan.library", "plan.communication"
 LAUNCH, CALL, COMMUNICATE = "plan.launch", "plan.call", "plan.communicate"
 RETURN = "plan.return"
@@ -40,6 +41,11 @@ _BUFFERS: Mapping[str, tuple[str, Mapping[str, AttrDef]]] = {
         {"position": AttrDef("int", doc="place among the inputs of a call"), "bytes": _BYTES},
     ),
     CONSTANT: ("A weight, or another constant, in memory of its own.", {"bytes": _BYTES}),
+    STATE: (
+        "What a run finds in memory that keeps its content between runs; a view of it is what the run leaves "
+        "there, written by one launch once everything has read what it found.",
+        {"bytes": _BYTES},
+    ),
     OUTPUT: ("A result of the network, in memory of its own.", {"bytes": _BYTES}),
     ARENA: (
         "A buffer in the arena, the memory that values share in turn.",

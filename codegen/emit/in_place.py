@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from tilewright.codegen.emit.launch import late_params
 from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Op, Value
+from tilewright.ir.simplify import linear
+from tilewright.ir.thread.launch_ops import constant_params, late_params
 from tilewright.ir.types import ScalarType
+
+#: what may stand around accesses whose elements are compared
+_PLAIN_SCOPES = frozenset({"thread.loop", "thread.if"})
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,102 @@ def in_place_pairs(func: Func) -> tuple[tuple[int, int], ...]:
             if same_type and loads and all(_reads_what_it_overwrites(load, stores[0]) for load in loads):
                 pairs.append((func.params.index(read), func.params.index(written)))
     return tuple(sorted(pairs))
+
+
+def may_overwrite(func: Func, read: int, written: int) -> bool:
+    """Return whether two parameters of a thread-level kernel may be one buffer if its text is made for that.
+
+    As for `in_place_pairs`, every op that takes the one read loads at the index of the one store of the
+    other, in a loop nest of the same extents, before that store in program order. Different threads and
+    iterations must have different elements: shown by the index, whose terms are digits of a number of mixed
+    radix. So conditions around loads and stores do no harm. The text must not promise that the two are apart
+    (see `tilewright.ir.thread.launch_ops.overwrites`).
+    """
+    source, target = func.params[read], func.params[written]
+    if read == written or source.type != target.type or read in constant_params(func):
+        return False
+    loads, stores = [], []
+    for access in _accesses(func.body, (), ()):
+        if source in access.op.operands:
+            loads.append(access)
+        if target in access.op.operands:
+            stores.append(access)
+    if len(stores) != 1:
+        return False
+    store = stores[0]
+    return _has_own_elements(func, store, target) and all(_precedes_at_index(load, store) for load in loads)
+
+
+def _precedes_at_index(load: _Access, store: _Access) -> bool:
+    """Whether an iteration's load takes just the elements that the same iteration stores later."""
+    op, value = load.op, store.op.operands[0].type
+    if op.name != "thread.load" or load.path >= store.path or not isinstance(value, ScalarType):
+        return False
+    if op["lanes"] != value.lanes or not all(s.name in _PLAIN_SCOPES for s in load.around):
+        return False
+    mine, other = _loops(load), _loops(store)
+    if [s.integer("extent") for s in mine] != [s.integer("extent") for s in other]:
+        return False
+    # A variable that a condition around the store bounds is one that the load's conditions bound as well.
+    if not _bounds(store).items() <= _bounds(load).items():
+        return False
+    return _index(load) == _index(store)
+
+
+def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
+    """Whether no two threads or iterations store the same element."""
+    op = store.op
+    if op.name != "thread.store" or op.operands[1] is not buffer or op.operands[0] is buffer:
+        return False
+    if not all(s.name in _PLAIN_SCOPES for s in store.around):
+        return False
+    value, block, grid = op.operands[0].type, func["block"], func["grid"]
+    assert isinstance(value, ScalarType)
+    assert isinstance(block, int)
+    assert isinstance(grid, tuple)
+    extents: dict[str, int] = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
+    extents |= {"tid": block, **{f"loop.{i}": s.integer("extent") for i, s in enumerate(_loops(store))}}
+    for name, bound in _bounds(store).items():
+        extents[name] = min(extents[name], bound)
+    ranges = {name: (0, max(0, n - 1)) for name, n in extents.items()}
+    extents = {name: n for name, n in extents.items() if n > 1}
+    digits: list[list[tuple[int, int]]] = []  # per dimension the factors and extents of its variables
+    seen: set[str] = set()
+    for e in _index(store):
+        terms = []
+        for atom, factor in linear(e, ranges).terms:
+            if not isinstance(atom, Sym) or atom.name in seen or atom.name not in extents or factor <= 0:
+                return False
+            seen.add(atom.name)
+            terms.append((factor, extents[atom.name]))
+        digits.append(sorted(terms))
+    if seen != set(extents):
+        return False
+    for place, terms in enumerate(digits):
+        span = value.lanes if place == len(digits) - 1 else 1
+        for factor, extent in terms:
+            if factor < span:
+                return False
+            span += factor * (extent - 1)
+    return True
+
+
+def _loops(access: _Access) -> list[Op]:
+    return [s for s in access.around if s.name == "thread.loop"]
+
+
+def _bounds(access: _Access) -> dict[str, int]:
+    """Upper bounds that conditions around an access set on single variables, loops' named by depth."""
+    names: dict[str, Expr] = {_variable(s): Sym(f"loop.{i}") for i, s in enumerate(_loops(access))}
+    out: dict[str, int] = {}
+    for scope in access.around:
+        if scope.name == "thread.if":
+            mask: Any = scope["mask"]
+            for e, low, high in mask:
+                bounded = substitute(e, names)
+                if isinstance(bounded, Sym) and low == 0 and isinstance(high, int):
+                    out[bounded.name] = min(high, out.get(bounded.name, high))
+    return out
 
 
 def _accesses(block: Block, around: tuple[Op, ...], path: tuple[int, ...]) -> Iterator[_Access]:
@@ -89,7 +190,7 @@ def _reads_what_it_overwrites(load: _Access, store: _Access) -> bool:
 
 def _index(access: _Access) -> tuple[Expr, ...]:
     """The index expressions with loop variables named by depth."""
-    names: dict[str, Expr] = {_variable(s): Sym(f"loop.{i}") for i, s in enumerate(access.around)}
+    names: dict[str, Expr] = {_variable(s): Sym(f"loop.{i}") for i, s in enumerate(_loops(access))}
     at = access.op["at"]
     assert isinstance(at, tuple)
     return tuple(substitute(e, names) for e in at)  # type: ignore[arg-type]

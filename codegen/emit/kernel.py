@@ -9,14 +9,14 @@ from tilewright.codegen import prelude  # noqa: F401  (importing registers the h
 from tilewright.codegen.dialect import CudaDialect, Dialect, OpenClDialect
 from tilewright.codegen.emit import control, fragment_maps, launch, matrix, memory, scalar, warp  # noqa: F401  (importing registers the emitters)
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
-from tilewright.codegen.emit.launch import early_params, late_params
+from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.shared_layout import shared_layout
 from tilewright.codegen.emit.stamps import Stamps
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Level, Value, walk
-from tilewright.ir.thread.launch_ops import waits_for_launches
+from tilewright.ir.thread.launch_ops import late_params, overwrites, waits_for_launches
 from tilewright.ir.types import ScalarType, TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -105,10 +105,14 @@ def _parameter(e: Emission, v: Value, index: int, written: bool) -> KernelParam:
 
 
 def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
-    """The parameter list. In CUDA, what other launches write gets its name after the wait for them."""
+    """The parameter list. In CUDA, what other launches write gets its name after the wait for them.
+
+    Parameters that callers may give as one buffer carry no promise that they are apart.
+    """
     late = early = frozenset[Value]()
     if not e.dialect.native_vectors:
         late, early = late_params(e.func), early_params(e.func)
+    shared = {e.func.params[i] for pair in overwrites(e.func) for i in pair}
     out = []
     for p, v in zip(params, e.func.params, strict=True):
         name, const = e.buffers[v].name, not p.written
@@ -117,7 +121,9 @@ def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
             e.late_pointers.append((e.dialect.pointer(p.dtype, name, const=const, alone=False), given))
             out.append(e.dialect.pointer(p.dtype, given, const=const, alone=False))
         else:
-            out.append(e.dialect.pointer(p.dtype, name, const=const, alone=v not in early))
+            out.append(
+                e.dialect.pointer(p.dtype, name, const=const, alone=v not in early and v not in shared)
+            )
     return out
 
 

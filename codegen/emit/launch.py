@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.prelude.registry import helper
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, constant_params, waits_for_launches
+from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT
 
 for _name, _instruction in (
     ("wait_for_launches", "griddepcontrol.wait"),
@@ -49,14 +49,6 @@ FN void NAME(const void* place) {
     "cuda",
     emulated=True,
 )
-
-
-def late_params(func: Func) -> frozenset[Value]:
-    """Parameters that may be used after the wait only; none where the kernel does not wait."""
-    if not waits_for_launches(func):
-        return frozenset()
-    constants = constant_params(func)
-    return frozenset(v for i, v in enumerate(func.params) if i not in constants)
 
 
 def early_params(func: Func) -> frozenset[Value]:

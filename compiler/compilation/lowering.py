@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
@@ -12,6 +12,7 @@ from tilewright.compilation.kernel_records import KernelRecord, kernel_records
 from tilewright.compilation.option_values import PARTITIONER
 from tilewright.compilation.own_passes import NO_PASSES, OwnPasses
 from tilewright.compilation.planning import plan_module
+from tilewright.compilation.state_updates import settle_updates
 from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, verify
 from tilewright.ir.nodes import INFERENCE
@@ -52,6 +53,7 @@ def lower_from(
 ) -> Lowered:
     """Run the stages, or what is left of them, on a module that has passed what comes before.
 
+    At the end it is decided how state gets its new values (`settle_updates`).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     context: that of the passes, by default one without instruments.
     choose_algorithms: sets the algorithms of convolutions at the end of the graph stage.
@@ -68,8 +70,17 @@ def lower_from(
         module = run_pipeline(module, rest, context)
         if choose_algorithms is not None and level is Level.GRAPH:
             module = choose_algorithms(module)
+        if level is Level.THREAD:
+            module = settle_updates(module, partial(_lowered_copies, target=target, context=context))
         levels.update((x, module) for x in list(Level)[list(Level).index(level) :])
     return Lowered(levels[Level.GRAPH], levels[Level.TENSOR], levels[Level.THREAD], target)
+
+
+def _lowered_copies(module: Module, target: Target, context: PassContext) -> Module:
+    """The kernel of a copy, made as those of a network are."""
+    for _, pipeline in official_stages(Level.TENSOR, target.language):
+        module = run_pipeline(module, pipeline, context)
+    return module
 
 
 def lower_program(module: Module, target: Target, *, cold: bool) -> Module:

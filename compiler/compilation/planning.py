@@ -12,9 +12,11 @@ import numpy as np
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.emit.in_place import in_place_pairs
+from tilewright.compilation.state_updates import written_state
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of
+from tilewright.ir.thread.launch_ops import overwrites
 from tilewright.ir.types import array_type, itemsize
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.library.template import LibraryParameters
@@ -23,7 +25,15 @@ from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
-from tilewright.runtime.plan.execution_plan import Buffer, BufferKind, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import (
+    FORMAT_VERSION,
+    STATE_VERSION,
+    Buffer,
+    BufferKind,
+    ExecutionPlan,
+    KernelCode,
+    Launch,
+)
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
 _LONGEST = 150  # of the 200 characters of a name in a plan; numbers and suffixes need some
@@ -68,13 +78,21 @@ class _Planner:
         self.communications: dict[str, str] = {}  # text of the kernel -> its name
         self.communicated: int | None = None  # the latest launch that communicates
         self.origins = _origins(module)
-        self.in_place = {f.name: in_place_pairs(f) for f in module.funcs if f.level is Level.THREAD}
+        self.in_place = {
+            f.name: tuple(sorted({*in_place_pairs(f), *overwrites(f)}))
+            for f in module.funcs
+            if f.level is Level.THREAD
+        }
+        self.changes = written_state(module)
+        self.new_names: dict[Value, str] = {}  # of state -> what its new value is called
+        self.readers: dict[Value, list[int]] = {old: [] for old in self.changes.values()}
 
     def plan(self) -> ExecutionPlan:
         main = self.module.main
         returned = main.body.ops[-1].operands
+        kept = {main.params[p] for p, _ in main.updates}
         for name, p in zip(_distinct(self.module.input_names), main.params, strict=True):
-            self.buffer(p, name, "input")
+            self.buffer(p, name, "state" if p in kept else "input")
         for op in main.body.ops[:-1]:
             if op.name == "tensor.constant":
                 self.constant(op)
@@ -89,7 +107,13 @@ class _Planner:
                     f"expected calls, communications, joins and constants in @main, got {op.name}",
                     where=op.loc,
                 )
-        outputs = tuple(self.names[v] for v in returned)
+        for old, new in ((main.params[i], returned[r]) for i, r in main.updates):
+            if new is not old and self.names.get(new) != self.new_names.get(old):
+                raise InputError(
+                    f"expected a launch that writes the new value of the state '{self.names[old]}'"
+                )
+        updates = {r for _, r in main.updates}
+        outputs = tuple(self.names[v] for i, v in enumerate(returned) if i not in updates)
         used = {launch.kernel for launch in self.launches}
         return ExecutionPlan(
             target=self.target,
@@ -100,9 +124,10 @@ class _Planner:
                 *(KernelCode(n, n, "communication", text) for text, n in self.communications.items()),
             ),
             launches=tuple(self.launches),
-            inputs=tuple(self.names[p] for p in main.params),
+            inputs=tuple(self.names[p] for p in main.params if p not in kept),
             outputs=outputs,
             arena_bytes=0,
+            format_version=STATE_VERSION if kept else FORMAT_VERSION,
         )
 
     def constant(self, op: Op) -> None:
@@ -157,10 +182,10 @@ class _Planner:
         ref = op["callee"]
         assert isinstance(ref, Ref)
         for r in op.results:
-            self.buffer(r, r.hint or f"{ref.name}.out", "arena")
+            self.result(r, r.hint or f"{ref.name}.out")
         args = tuple(self.names[v] for v in (*op.operands, *op.results))
-        deps = self.waits(op)
         index = len(self.launches)
+        deps = self.waits(op)
         origin = self.origins.get(ref.name, ()) if not op.loc else (op.loc,)
         if ref.name in self.libraries:
             self.launches.append(self.library_launch(ref.name, args, deps, origin))
@@ -181,9 +206,34 @@ class _Planner:
             )
         self.writers.update(dict.fromkeys(op.results, frozenset((index,))))
 
+    def result(self, v: Value, name: str) -> None:
+        """The buffer of a launch's result: the state that it is the new value of, or memory of its own."""
+        old = self.changes.get(v)
+        if old is None:
+            self.buffer(v, name, "arena")
+            return
+        if v in self.slots or old in self.new_names:
+            raise InputError(f"expected one launch that writes all of the new value of '{self.names[old]}'")
+        state = next(b for b in self.buffers if b.name == self.names[old])  # the first ones
+        self.named(v, f"{state.name}.new")
+        self.buffers.append(replace(state, name=self.names[v], kind="alias", base=state.name, label=""))
+        self.new_names[old] = self.names[v]
+
     def waits(self, op: Op) -> tuple[int, ...]:
-        """The launches that write what an op reads."""
-        return tuple(sorted(frozenset().union(*(self.writers.get(v, ()) for v in op.operands))))
+        """The launches that write what an op reads, and those that read the old value of state it writes."""
+        deps = set[int]().union(*(self.writers.get(v, ()) for v in op.operands))
+        for v in dict.fromkeys(op.operands):
+            if v in self.readers:
+                if v in self.new_names and all(self.changes.get(r) is not v for r in op.results):
+                    raise InputError(
+                        f"expected what reads the old '{self.names[v]}' before what writes the new",
+                        where=op.loc,
+                    )
+                self.readers[v].append(len(self.launches))
+        for r in op.results:
+            if r in self.changes:
+                deps.update(i for i in self.readers[self.changes[r]] if i != len(self.launches))
+        return tuple(sorted(deps))
 
     def communicate(self, op: Op) -> None:
         """A launch of the communicator; equal communications are one kernel."""
@@ -244,11 +294,11 @@ def _distinct(names: tuple[str, ...]) -> list[str]:
 
 
 def constants_of(plan: ExecutionPlan, arrays: Mapping[str, object]) -> dict[str, np.ndarray]:
-    """The plan's constants by buffer, taken from what the network calls them.
+    """The plan's constants by buffer, and what its state starts as, taken from what the network calls them.
 
     Two buffers may hold the same constant, and a constant may be called as a value is.
     """
-    return {b.name: np.asarray(arrays[b.title]) for b in plan.buffers if b.kind == "constant"}
+    return {b.name: np.asarray(arrays[b.title]) for b in plan.buffers if b.kind in ("constant", "state")}
 
 
 @dataclass(frozen=True)
@@ -269,7 +319,7 @@ class _Slot:
 def _buffer(name: str, t: TensorType, kind: BufferKind, called: str) -> Buffer:
     """Memory of its own for a value of this type that the network calls `called`."""
     array = array_type(t)
-    label = called if kind in ("input", "constant") and called != name else ""
+    label = called if kind in ("input", "constant", "state") and called != name else ""
     return Buffer(name, array.dtype, array.shape, kind, max(1, t.span * itemsize(t.dtype)), label=label)
 
 

@@ -19,6 +19,8 @@ from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import (
+    FORMAT_VERSION,
+    STATE_VERSION,
     Buffer,
     ExecutionPlan,
     KernelCode,
@@ -148,6 +150,7 @@ class _Reader:
             inputs=self.inputs(),
             outputs=tuple(v.hint for v in self.func.body.ops[-1].operands),
             arena_bytes=arena_bytes if type(arena_bytes) is int else 0,
+            format_version=STATE_VERSION if any(b.kind == "state" for b in buffers) else FORMAT_VERSION,
         )
         if not self.faults:
             self.check(plan)

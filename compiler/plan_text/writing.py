@@ -25,6 +25,7 @@ DIGEST_DIGITS = 16
 BUFFER_OPS = {
     "input": ops.INPUT,
     "constant": ops.CONSTANT,
+    "state": ops.STATE,
     "output": ops.OUTPUT,
     "arena": ops.ARENA,
     "alias": ops.VIEW,

@@ -35,7 +35,7 @@ NAMES = "value_names"
 
 
 @contextmanager
-def _progress_bar(kernels: int) -> Iterator[Progress]:
+def progress_bar(kernels: int) -> Iterator[Progress]:
     """A bar on stderr, where that is a terminal, while a device builds kernels."""
     with tqdm(
         total=kernels, desc="building", unit="kernel", file=sys.stderr, disable=not sys.stderr.isatty()
@@ -159,7 +159,7 @@ class Executable:
             return self._device, self._pool
 
     def _load_on(self, device: Device) -> LoadedPlan:
-        with _progress_bar(len(self.plan.kernels)) as progress:
+        with progress_bar(len(self.plan.kernels)) as progress:
             return device.load(self.plan, self.artifact.constants, progress=progress)
 
     def load(self) -> LoadedPlan:
@@ -253,9 +253,14 @@ class Executable:
         try:
             if pool is not None:
                 pool.close()
+            if device is not None:
+                self._plans_closed()
         finally:
             if device is not None:
                 self._opened.give_back()
+
+    def _plans_closed(self) -> None:
+        """Take back from the device, which is still open, what outlives the loaded plans: nothing here."""
 
     def __enter__(self) -> Self:
         return self

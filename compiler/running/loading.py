@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
 from tilewright.running.executable import Artifact, Executable
+from tilewright.running.stateful import executable_of
 from tilewright.runtime.plan.container import SavedBuckets, read_saved
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
@@ -35,7 +36,7 @@ def load(path: str | Path, target: str = "auto") -> Executable:
         from tilewright.running.rank_executable import DistributedExecutable
 
         return DistributedExecutable(artifact, named)
-    return Executable(artifact, named)
+    return executable_of(artifact, named)
 
 
 def _target_of(facts: Mapping[str, Any], plan: ExecutionPlan, target: str, where: str) -> str:

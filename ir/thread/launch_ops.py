@@ -17,6 +17,8 @@ WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
 PREFETCH = "thread.prefetch"
 #: attribute of a thread-level function: positions of the parameters that no launch ever writes
 CONSTANT_PARAMS = "constant_params"
+#: the attribute of a kernel with pairs (read, written) of parameters that callers may give as one buffer
+OVERWRITES = "overwrites"
 
 define(
     WAIT,
@@ -68,6 +70,20 @@ def constant_params(func: Func) -> tuple[int, ...]:
     """Positions of the parameters that no launch ever writes, as `constant_params` lists them."""
     listed = func.get(CONSTANT_PARAMS, ())
     return tuple(i for i in listed if type(i) is int) if isinstance(listed, tuple) else ()
+
+
+def late_params(func: Func) -> frozenset[Value]:
+    """Parameters that may be used after the wait only; none where the kernel does not wait."""
+    if not waits_for_launches(func):
+        return frozenset()
+    constants = constant_params(func)
+    return frozenset(v for i, v in enumerate(func.params) if i not in constants)
+
+
+def overwrites(func: Func) -> tuple[tuple[int, int], ...]:
+    """Pairs (read, written) of parameters that callers may give as one buffer, as `overwrites` lists them."""
+    listed = func.get(OVERWRITES, ())
+    return listed if isinstance(listed, tuple) else ()  # type: ignore[return-value]
 
 
 def launch_order_faults(func: Func) -> Iterator[tuple[int, str]]:

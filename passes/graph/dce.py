@@ -16,13 +16,15 @@ _LEVELS = (Level.GRAPH, Level.TENSOR)
 def dce(module: Module, ctx: PassContext) -> Module:
     """Drop ops without effects whose results are not used (in bodies too), and constants that no op names.
 
+    Constants that state starts with stay: parameters with an update name them.
+
     rewrite: %0 = graph.relu(%x); graph.return(%x)   -->   graph.return(%x)
     """
     module = module.with_funcs(tuple(_without_dead_ops(f) if f.level in _LEVELS else f for f in module.funcs))
     named = frozenset(
         str(op["name"]) for f in module.funcs for op in walk(f.body) if op.name.endswith(".constant")
     )
-    return module.with_constants(module.constants.only(named))
+    return module.with_constants(module.constants.only(named | frozenset(module.state_names)))
 
 
 def _without_dead_ops(func: Func) -> Func:

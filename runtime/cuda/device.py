@@ -13,11 +13,12 @@ from tilewright.runtime.closable import Closable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.cuda.context import Context, explain_status
-from tilewright.runtime.cuda.memory import CudaPool
+from tilewright.runtime.cuda.memory import CudaPool, CudaState
 from tilewright.runtime.cuda.plan import CudaPlan, PlacedAddresses, ReplayKind
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError
 from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.state import PlanState, StateMemory
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.problem import Problem
 from tilewright.runtime.libraries.provider import Provider, open_provider
@@ -98,6 +99,7 @@ class CudaDevice(Closable):
         *,
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
+        state: StateMemory | None = None,
     ) -> CudaPlan:
         """See `Device.load`; kernels come with their CUBINs, so nothing is compiled here.
 
@@ -107,12 +109,24 @@ class CudaDevice(Closable):
         """
         self._check(plan)
         checked = check_constants(plan, constants)
+        kept = PlanState.of(plan, checked, state, self.new_state)
         loaded = CudaPlan(
-            self.context, self.pool, plan, checked, replay=self.replay, communicator=communicator
+            self.context,
+            self.pool,
+            plan,
+            checked,
+            replay=self.replay,
+            communicator=communicator,
+            state=kept,
         )
         if progress is not None and plan.kernels:
             progress(len(plan.kernels), len(plan.kernels), plan.kernels[-1].name)
         return loaded
+
+    def new_state(self) -> CudaState:
+        """See `Device.new_state`."""
+        self.check_open()
+        return CudaState(self.context)
 
     def load_placed(self, plan: ExecutionPlan, addresses: Mapping[str, int], arena: int) -> CudaPlan:
         """Load a plan into memory of the caller's: addresses of inputs, outputs, constants, and the arena.

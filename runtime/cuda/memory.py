@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.dtypes import DTYPES, Array
+from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.interface.state import StateMemory
 from tilewright.runtime.libraries.provider import Provider
 from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
@@ -32,6 +35,54 @@ class CudaPool:
     libraries: Shared[Provider] = field(default_factory=Shared)
 
 
+class CudaState(StateMemory):
+    """See `StateMemory`: one block for each array, and the stream on which all plans that share it run."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._context = context.again()
+        self.addresses: dict[str, int] = {}
+        self.stream: Any = None
+        try:
+            with self._context.current():
+                flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+                self.stream = self._context.call("cuStreamCreate", flag)
+        except BaseException:
+            self.close()
+            raise
+
+    def _allocate(self, buffer: Buffer) -> None:
+        with self._context.current():
+            what = f"state {buffer.title!r}"
+            self.addresses[buffer.title] = self._context.allocate(buffer.nbytes, what)
+
+    def _upload(self, buffer: Buffer, array: Array) -> None:
+        self._copy("cuMemcpyHtoDAsync", self.addresses[buffer.title], array.ctypes.data, array.nbytes)
+
+    def _download(self, buffer: Buffer) -> Array:
+        array = np.empty(buffer.shape, DTYPES[buffer.dtype])
+        self._copy("cuMemcpyDtoHAsync", array.ctypes.data, self.addresses[buffer.title], array.nbytes)
+        return array
+
+    def _copy(self, function: str, target: int, source: int, nbytes: int) -> None:
+        """Copy behind everything that is queued, and wait for it."""
+        with self._context.current():
+            if nbytes:
+                self._context.call(function, target, source, nbytes, self.stream, doing="copying state")
+            self._context.call("cuStreamSynchronize", self.stream, doing="copying state")
+
+    def _release(self) -> None:
+        # After a failure of the context handles cannot be freed, which would only repeat that failure.
+        with self.lock:
+            with suppress(DeviceError), self._context.current():
+                while self.addresses:
+                    self._context.call("cuMemFree", self.addresses.popitem()[1])
+                if self.stream is not None:
+                    self._context.call("cuStreamDestroy", self.stream)
+            with suppress(DeviceError):
+                self._context.release()
+
+
 class CudaPlanMemory:
     """Addresses of all buffers of one loaded plan. The context must be current in every method."""
 
@@ -41,9 +92,12 @@ class CudaPlanMemory:
         self._blocks: list[int] = []
         self._weights: list[tuple[bytes, int]] = []
 
-    def allocate(self, constants: Mapping[str, Array]) -> None:
-        """Take arena, inputs and outputs, and share or upload the constants."""
+    def allocate(self, constants: Mapping[str, Array], state: StateMemory | None = None) -> None:
+        """Take arena, inputs and outputs, and share or upload the constants; `state` has its own memory."""
         plan = self._plan
+        for buffer in plan.states:
+            assert isinstance(state, CudaState)
+            self.addresses[buffer.name] = state.addresses[buffer.title]
         arena = self._new_block(plan.arena_bytes, "the arena")
         for kind in ("input", "output"):
             buffers = [buffer for buffer in plan.buffers if buffer.kind == kind]
@@ -108,13 +162,13 @@ class Staging:
 
     def __init__(self, context: Context, buffers: list[Buffer]) -> None:
         self._context = context
-        self._address = 0
+        self.address = 0
         self.arrays: dict[str, Array] = {}
         sizes = [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers]
-        self._address = int(context.call("cuMemAllocHost", max(1, sum(sizes))))
+        self.address = int(context.call("cuMemAllocHost", max(1, sum(sizes))))
         offset = 0
         for buffer, size in zip(buffers, sizes, strict=True):
-            raw = (ctypes.c_uint8 * size).from_address(self._address + offset)
+            raw = (ctypes.c_uint8 * size).from_address(self.address + offset)
             dtype = DTYPES[buffer.dtype]
             flat = np.frombuffer(memoryview(raw), np.uint8)[: buffer.size * dtype.itemsize]
             self.arrays[buffer.name] = flat.view(dtype).reshape(buffer.shape)
@@ -123,6 +177,6 @@ class Staging:
     def release(self, destroy: Destroy) -> None:
         """Free the memory; the arrays must not be touched afterwards."""
         self.arrays = {}
-        if self._address:
-            destroy("cuMemFreeHost", self._address)
-            self._address = 0
+        if self.address:
+            destroy("cuMemFreeHost", self.address)
+            self.address = 0

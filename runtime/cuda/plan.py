@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,13 +18,15 @@ from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.eager import EagerReplay
 from tilewright.runtime.cuda.graph import CapturedGraph, ExplicitGraph, GraphEdge, GraphReplay
 from tilewright.runtime.cuda.launch import AnyLaunch, prepare_launches
-from tilewright.runtime.cuda.memory import CudaPlanMemory, CudaPool, Staging
+from tilewright.runtime.cuda.memory import CudaPlanMemory, CudaPool, CudaState, Staging
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
+from tilewright.runtime.cuda.steps import StepRing
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.interface.lazy import LazyArray, ready
+from tilewright.runtime.interface.state import NO_STATE, PlanState
 from tilewright.runtime.plan.arrays import check_repeats
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
-from tilewright.runtime.work_lock import WorkLock
 
 MILLISECOND = 1e-3
 
@@ -55,8 +57,9 @@ class CudaPlan(Closable):
         *,
         replay: ReplayKind = "graph",
         communicator: AnyCommunicator | None = None,
+        state: PlanState = NO_STATE,
     ) -> None:
-        """communicator: see `CudaCommunications`; for a plan that communicates."""
+        """communicator: see `CudaCommunications`; for a plan that communicates. state: taken over."""
         self.plan = plan
         self._context = context.again()
         self._pool = pool
@@ -69,17 +72,22 @@ class CudaPlan(Closable):
         self._staging: Staging | None = None
         self._started: list[CopyIn] | None = None
         self._broken = False
-        self._lock = WorkLock()
+        self._state = state
+        self._lock = state.lock
+        self._steps: StepRing | None = None
         self._memory: CudaPlanMemory | None = None
         try:
             with self._working():
-                flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-                self._stream = self._context.call("cuStreamCreate", flag)
+                if isinstance(state.memory, CudaState):
+                    self._stream = state.memory.stream
+                else:
+                    flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+                    self._stream = self._context.call("cuStreamCreate", flag)
                 self._memory = CudaPlanMemory(self._context, pool, plan, self._stream)
                 if isinstance(constants, PlacedAddresses):
                     self._memory.place(constants.buffers, constants.arena)
                 else:
-                    self._memory.allocate(constants)
+                    self._memory.allocate(constants, state.memory)
                 self._libraries = PlanLibraries(pool.libraries, plan)
                 functions = self._load_functions()
                 addresses, own = self._memory.addresses, self._context
@@ -106,6 +114,12 @@ class CudaPlan(Closable):
             except DeviceError:
                 self._broken = True
                 raise
+
+    def _failed(self, error: DeviceError) -> None:
+        """Note that what was queued did not run to its end."""
+        self._broken = True
+        if self._state.memory is not None:
+            self._state.memory.lose(error)
 
     def _load_functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {}
@@ -161,8 +175,8 @@ class CudaPlan(Closable):
             self._context.push()
             try:
                 self._replay.launch(stream)
-            except DeviceError:
-                self._broken = True
+            except DeviceError as error:
+                self._failed(error)
                 raise
             finally:
                 self._context.pop()
@@ -204,8 +218,9 @@ class CudaPlan(Closable):
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """See `LoadedPlan.run`; inputs may also be DLPack arrays on this GPU."""
-        with self._working():
+        with self._working(), ExitStack() as stack:
             alive = self._fill_inputs(inputs)
+            stack.enter_context(self._state.changing())
             self._launch()
             if self._communications is not None:
                 # A copy to pageable memory keeps the host until it is done: no hung peer would be noticed.
@@ -223,8 +238,9 @@ class CudaPlan(Closable):
 
     def run_on_device(self, inputs: Sequence[object]) -> list[DeviceArray]:
         """Like `run`, but the outputs stay on the GPU, each in memory of its own, and export `__dlpack__`."""
-        with self._working():
+        with self._working(), ExitStack() as stack:
             alive = self._fill_inputs(inputs)
+            stack.enter_context(self._state.changing())
             self._launch()
             outputs = []
             for name in self.plan.outputs:
@@ -245,7 +261,7 @@ class CudaPlan(Closable):
 
         `finish` waits for it. Raises `DeviceError` where a batch is under way already.
         """
-        with self._working():
+        with self._working(), ExitStack() as stack:
             if self._started is not None:
                 raise DeviceError("a batch is under way in this plan: finish it first")
             names = dict.fromkeys((*self.plan.inputs, *self.plan.outputs))
@@ -262,6 +278,7 @@ class CudaPlan(Closable):
                         self._copy("cuMemcpyHtoDAsync", step.target, source, step.nbytes)
                 else:
                     step.start(self._context, self._stream)
+            stack.enter_context(self._state.changing())
             self._launch()
             for name in dict.fromkeys(self.plan.outputs):
                 target = pinned[name]
@@ -275,15 +292,51 @@ class CudaPlan(Closable):
             if self._started is None or self._staging is None:
                 raise DeviceError("no batch is under way in this plan")
             self._started = None
-            self._wait()
+            with self._state.changing():
+                self._wait()
             return [self._staging.arrays[name].copy() for name in self.plan.outputs]
+
+    def step(self, inputs: Sequence[object]) -> tuple[LazyArray, ...]:
+        """See `Steps.step`: copies, replay and copies back are queued behind what is queued."""
+        if self._communications is not None:
+            return tuple(map(ready, self.run(inputs)))
+        # Plain calls in place of `_working`: this is the path whose host time counts.
+        with self._lock:
+            self.check_open()
+            memory = self._state.memory
+            if memory is not None:
+                memory.check_whole()
+            self._context.push()
+            try:
+                if self._steps is None:
+                    assert self._replay is not None
+                    self._steps = StepRing(
+                        self._context, self.plan, self._addresses, self._stream, self._replay, self
+                    )
+                return self._steps.step(inputs)
+            except DeviceError as error:
+                self._failed(error)
+                raise
+            finally:
+                self._context.pop()
+
+    def wait_for(self, event: Any) -> None:
+        """Wait for an event on the plan's stream; where what is before it failed, the state is lost."""
+        with self._lock, self._context.current():
+            try:
+                self._context.call(
+                    "cuEventSynchronize", event, doing=f"running {len(self._launches)} kernels"
+                )
+            except DeviceError as error:
+                self._failed(error)
+                raise
 
     # Timing
 
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: CUDA events around each replay, all queued before the first wait."""
         check_repeats(repeats)
-        with self._working(), self._events(2 * repeats) as events:
+        with self._working(), self._state.kept(), self._events(2 * repeats) as events:
             self._warm_up(inputs)
             for index in range(repeats):
                 self._context.call("cuEventRecord", events[2 * index], self._stream)
@@ -297,7 +350,7 @@ class CudaPlan(Closable):
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         """See `LoadedPlan.time_kernels`: events around every launch, on one stream in plan order."""
         check_repeats(repeats)
-        with self._working(), self._events(2 * len(self._launches)) as events:
+        with self._working(), self._state.kept(), self._events(2 * len(self._launches)) as events:
             self._warm_up(inputs)
             columns = []
             for _ in range(repeats):
@@ -349,6 +402,8 @@ class CudaPlan(Closable):
                 return
             if self._stream is not None:
                 self._destroy("cuStreamSynchronize", self._stream)
+            if self._steps is not None:
+                self._steps.release(self._destroy, failed=self._broken)
             if self._replay is not None:
                 for function, handle in self._replay.handles():
                     self._destroy(function, handle)
@@ -361,7 +416,8 @@ class CudaPlan(Closable):
             for memory in (self._memory, self._staging):
                 if memory is not None:
                     memory.release(self._destroy)
-            if self._stream is not None:
+            if self._stream is not None and self._state.memory is None:
                 self._destroy("cuStreamDestroy", self._stream)
+            self._state.release()
             self._destroy("cuCtxPopCurrent")
             self._destroy("cuDevicePrimaryCtxRelease", self._context.device)

@@ -21,11 +21,11 @@ from tilewright.runtime.communication.replay import refuse_communication
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError, DeviceMissingError, InputError, KernelBuildError
 from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.state import NO_STATE, HostState, PlanState, StateMemory
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
 from tilewright.runtime.temporary_folder import TemporaryFolder
-from tilewright.runtime.work_lock import WorkLock
 
 DEFAULT_TIMEOUT_S = 600.0
 _ERROR = re.compile(
@@ -88,6 +88,7 @@ class EmulatorDevice(Closable):
         *,
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
+        state: StateMemory | None = None,
     ) -> EmulatorPlan:
         """See `Device.load`; every kernel is built from its source, binaries in the plan are ignored."""
         self.check_open()
@@ -99,7 +100,12 @@ class EmulatorDevice(Closable):
                 raise InputError(
                     f"kernel {kernel.name!r}: expected CUDA C for the emulator, got {kernel.language}"
                 )
-        return EmulatorPlan(self, plan, checked, progress)
+        return EmulatorPlan(self, plan, checked, progress, PlanState.of(plan, checked, state, self.new_state))
+
+    def new_state(self) -> HostState:
+        """See `Device.new_state`."""
+        self.check_open()
+        return HostState()
 
     def _release(self) -> None:
         return
@@ -117,14 +123,16 @@ class EmulatorPlan(Closable):
         plan: ExecutionPlan,
         constants: Mapping[str, Array],
         progress: Progress | None,
+        state: PlanState = NO_STATE,
     ) -> None:
-        self.plan, self._device = plan, device
-        self._lock = WorkLock()
+        self.plan, self._device, self._state = plan, device, state
+        self._lock = state.lock
         self._folder = TemporaryFolder("tilewright-emulated-")
         self.folder = self._folder.path
         try:
             self._build(progress)
-            self._places = _write_arrays(self.folder / "constants.bin", constants)
+            fixed = {n: a for n, a in constants.items() if plan.buffer_by_name[n].kind == "constant"}
+            self._places = _write_arrays(self.folder / "constants.bin", fixed)
         except BaseException:
             self.close()
             raise
@@ -151,10 +159,20 @@ class EmulatorPlan(Closable):
         self._kernel_files = [result.path.name for result in built]
 
     def run(self, inputs: Sequence[object]) -> list[Array]:
-        """See `LoadedPlan.run`; a fault of a kernel raises `DeviceError`."""
+        """See `LoadedPlan.run`; a fault of a kernel raises `DeviceError` and leaves the state as it is."""
         with self._lock:
             self._execute(inputs, ["run 0"])
-            return self._read_outputs()
+            outputs = self._read_outputs((*self.plan.outputs, *self._state_names))
+            memory = self._state.memory
+            if memory is not None:
+                values = outputs[len(self.plan.outputs) :]
+                for buffer, array in zip(self.plan.states, values, strict=True):
+                    memory.write(buffer.title, array)
+            return outputs[: len(self.plan.outputs)]
+
+    @property
+    def _state_names(self) -> tuple[str, ...]:
+        return tuple(buffer.name for buffer in self.plan.states)
 
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: seconds on this CPU, which say nothing about a GPU."""
@@ -178,7 +196,9 @@ class EmulatorPlan(Closable):
         self.check_open()
         self._device.check_open()
         arrays = dict(zip(self.plan.inputs, host_inputs(self.plan, inputs), strict=True))
-        places = self._places | _write_arrays(self.folder / "inputs.bin", arrays)
+        memory = self._state.memory
+        state = {b.name: memory.read(b.title) for b in self.plan.states} if memory is not None else {}
+        places = self._places | _write_arrays(self.folder / "inputs.bin", arrays | state)
         (self.folder / "job.txt").write_text("\n".join(self._job(places, runs)) + "\n")
         command = [str(self.folder / "engine"), "job.txt", "outputs.bin"]
         try:
@@ -217,7 +237,7 @@ class EmulatorPlan(Closable):
                 words += [owners[owner.name], offset, int(position in launch.writes)]
             lines.append(f"launch {' '.join(map(str, words))}")
         lines += runs
-        for name in self.plan.outputs:
+        for name in (*self.plan.outputs, *self._state_names):
             owner, offset = self.plan.locate(name)
             lines.append(f"output {owners[owner.name]} {offset} {_dense_bytes(self.plan, name)}")
         return lines
@@ -226,9 +246,9 @@ class EmulatorPlan(Closable):
         """Every buffer with memory of its own; arena buffers share no bytes here, so each has guard pages."""
         return {b.name: i for i, b in enumerate(b for b in self.plan.buffers if b.kind != "alias")}
 
-    def _read_outputs(self) -> list[Array]:
+    def _read_outputs(self, names: Sequence[str]) -> list[Array]:
         data, start, out = (self.folder / "outputs.bin").read_bytes(), 0, []
-        for name in self.plan.outputs:
+        for name in names:
             buffer, nbytes = self.plan.buffer_by_name[name], _dense_bytes(self.plan, name)
             flat = np.frombuffer(data[start : start + nbytes], dtype=DTYPES[buffer.dtype])
             out.append(flat.reshape(buffer.shape).copy())
@@ -259,6 +279,7 @@ class EmulatorPlan(Closable):
     def _release(self) -> None:
         with self._lock:
             self._folder.close()
+            self._state.release()
 
 
 def _dense_bytes(plan: ExecutionPlan, name: str) -> int:

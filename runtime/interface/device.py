@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import Array
+from tilewright.runtime.interface.state import StateMemory
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 Progress = Callable[[int, int, str], None]
@@ -26,7 +27,9 @@ class LoadedPlan(Protocol):
     def run(self, inputs: Sequence[object]) -> list[Array]:
         """Outputs for `inputs` (one NumPy or DLPack array per `plan.inputs`, shapes and dtypes as planned).
 
-        The outputs are fresh arrays. Raises `InputError` naming the wrong input, and `DeviceError`.
+        The outputs are fresh arrays. The state of the plan becomes its new values; a run that fails on the
+        way loses it (`StateMemory.lose`). Methods that take times leave the state as it was. Raises
+        `InputError` naming the wrong input, and `DeviceError`.
         """
         ...
 
@@ -74,13 +77,20 @@ class Device(Protocol):
         *,
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
+        state: StateMemory | None = None,
     ) -> LoadedPlan:
         """Allocate, upload `constants` (by buffer name; extra names are an error) and build the kernels.
 
         communicator: the other ranks, for a plan that communicates; a device that cannot says so.
+        state: memory of `new_state` that holds the state of the plan, and stays the caller's. Without it the
+        loaded plan has state of its own, which starts as `constants` say.
         Raises `InputError` for a bad plan or constant, `OutOfMemoryError`, `KernelBuildError` and
         `DeviceError`.
         """
+        ...
+
+    def new_state(self) -> StateMemory:
+        """Memory for state, empty so far, which plans loaded on this device may share."""
         ...
 
     def close(self) -> None: ...

@@ -187,7 +187,7 @@ class CappedMemory:
 
 def check_places(plan: ExecutionPlan, places: Mapping[str, Location]) -> None:
     """Raise `InputError` unless every buffer with memory of its own has a place that holds it."""
-    sizes = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant")}
+    sizes = {b.name: b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant", "state")}
     sizes |= {ARENA: plan.arena_bytes} if plan.arena_bytes else {}
     for name, nbytes in sizes.items():
         place = places.get(name)

@@ -21,10 +21,10 @@ from tilewright.runtime.errors import (
     OutOfMemoryError,
 )
 from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.state import NO_STATE, HostState, PlanState, StateMemory
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
 from tilewright.runtime.plan.check import validate
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
-from tilewright.runtime.work_lock import WorkLock
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, describe_launch
 
 Action = Literal[
     "allocate", "upload", "build", "copy-in", "launch", "wait", "start", "finish", "copy-out", "free"
@@ -113,6 +113,7 @@ class NullDevice(Closable):
         *,
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
+        state: StateMemory | None = None,
     ) -> NullPlan:
         """Validate the plan and its constants and record allocations, uploads and builds.
 
@@ -121,7 +122,7 @@ class NullDevice(Closable):
         self.check_open()
         validate(plan)
         checked = check_constants(plan, constants)
-        loaded = NullPlan(plan, self)
+        loaded = NullPlan(plan, self, PlanState.of(plan, checked, state, self.new_state))
         try:
             loaded.prepare(checked, progress)
         except BaseException:
@@ -129,8 +130,35 @@ class NullDevice(Closable):
             raise
         return loaded
 
+    def new_state(self) -> NullState:
+        """See `Device.new_state`."""
+        self.check_open()
+        return NullState(self)
+
     def _release(self) -> None:
         return
+
+
+class NullState(HostState):
+    """State that no run changes; allocations and copies to the device are recorded."""
+
+    def __init__(self, device: NullDevice) -> None:
+        super().__init__()
+        self._device, self._bytes = device, 0
+
+    def _allocate(self, buffer: Buffer) -> None:
+        what = f"allocating state {buffer.title!r}"
+        self._device.perform(Operation("allocate", buffer.title, buffer.nbytes), what)
+        self._bytes += buffer.nbytes
+
+    def _upload(self, buffer: Buffer, array: Array) -> None:
+        what = f"uploading state {buffer.title!r}"
+        self._device.perform(Operation("upload", buffer.title, array.nbytes), what)
+        super()._upload(buffer, array)
+
+    def _release(self) -> None:
+        super()._release()
+        self._device.free(self._bytes)
 
 
 @dataclass
@@ -156,9 +184,10 @@ class NullPlan(Closable):
 
     plan: ExecutionPlan
     device: NullDevice = field(repr=False)
+    state: PlanState = field(default=NO_STATE, repr=False)
 
     def __post_init__(self) -> None:
-        self._lock = WorkLock()
+        self._lock = self.state.lock
         self._bytes = 0
 
     def prepare(self, constants: Mapping[str, Array], progress: Progress | None) -> None:
@@ -168,7 +197,8 @@ class NullPlan(Closable):
             self.device.perform(Operation("allocate", name, nbytes), f"allocating {name!r}")
             self._bytes += nbytes
         for name, array in constants.items():
-            self.device.perform(Operation("upload", name, array.nbytes), f"uploading constant {name!r}")
+            if self.plan.buffer_by_name[name].kind == "constant":
+                self.device.perform(Operation("upload", name, array.nbytes), f"uploading constant {name!r}")
         for index, kernel in enumerate(self.plan.kernels):
             self.device.perform(Operation("build", kernel.name), f"kernel {kernel.name!r}")
             if progress is not None:
@@ -181,8 +211,9 @@ class NullPlan(Closable):
             self.device.check_open()
             for name, array in zip(self.plan.inputs, host_inputs(self.plan, inputs), strict=True):
                 self.device.perform(Operation("copy-in", name, array.nbytes), f"copying input {name!r}")
-            self._replay()
-            return [self._copy_out(name) for name in self.plan.outputs]
+            with self.state.changing():
+                self._replay()
+                return [self._copy_out(name) for name in self.plan.outputs]
 
     def _copy_out(self, name: str) -> Array:
         buffer = self.plan.buffer_by_name[name]
@@ -214,15 +245,18 @@ class NullPlan(Closable):
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """Zero seconds per replay."""
         check_repeats(repeats)
-        self.run(inputs)
+        with self.state.kept():
+            self.run(inputs)
         return [0.0] * repeats
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         """Zero seconds per launch and repeat."""
         check_repeats(repeats)
-        self.run(inputs)
+        with self.state.kept():
+            self.run(inputs)
         return [[0.0] * repeats for _ in self.plan.launches]
 
     def _release(self) -> None:
         with self._lock:
+            self.state.release()
             self.device.free(self._bytes)

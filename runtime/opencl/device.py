@@ -17,8 +17,9 @@ from tilewright.runtime.errors import (
     OutOfMemoryError,
 )
 from tilewright.runtime.interface.device import Progress
+from tilewright.runtime.interface.state import PlanState, StateMemory
 from tilewright.runtime.opencl.driver import context_of, driver_errors
-from tilewright.runtime.opencl.memory import OpenClPlanMemory, OpenClPool
+from tilewright.runtime.opencl.memory import OpenClPlanMemory, OpenClPool, OpenClState
 from tilewright.runtime.opencl.plan import OpenClPlan, OpenClStreamedPlan
 from tilewright.runtime.opencl.platforms import (
     check_not_forked,
@@ -98,6 +99,7 @@ class OpenClDevice(Closable):
         *,
         progress: Progress | None = None,
         communicator: AnyCommunicator | None = None,
+        state: StateMemory | None = None,
     ) -> OpenClPlan:
         """See `Device.load`. The arena is laid out anew where the device wants a wider alignment."""
         self.check_open()
@@ -107,15 +109,22 @@ class OpenClDevice(Closable):
         if plan.arena_bytes and self.alignment > ALIGNMENT:
             plan = plan_with_layout(plan, layout_of(plan, alignment=self.alignment))
         self._check_limits(plan)
+        kept = PlanState.of(plan, checked, state, self.new_state)
         memory = OpenClPlanMemory(self.pool, plan)
         try:
             programs = self._build(plan, memory, progress)
-            memory.allocate(checked)
+            memory.allocate(checked, kept.memory)
             kind = OpenClPlan if communicator is None else OpenClStreamedPlan
-            return kind(self, plan, memory, programs, communicator=communicator)
+            return kind(self, plan, memory, programs, communicator=communicator, state=kept)
         except BaseException:
             memory.release()
+            kept.release()
             raise
+
+    def new_state(self) -> OpenClState:
+        """See `Device.new_state`."""
+        self.check_open()
+        return OpenClState(self.pool)
 
     def load_placed(self, plan: ExecutionPlan, memory: OpenClPlanMemory, queue: Any) -> OpenClPlan:
         """Load a plan whose buffers are where `memory` says, to run on a queue that keeps the order.

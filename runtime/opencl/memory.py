@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from tilewright.runtime.dtypes import Array
+import numpy as np
+
+from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import InputError, OutOfMemoryError
+from tilewright.runtime.interface.state import StateMemory
 from tilewright.runtime.opencl.driver import driver_errors
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared, content_key
@@ -51,17 +54,49 @@ class OpenClPool:
             self._in_use -= buffer.size
             buffer.release()
 
+    def copy(self, target: Any, source: Any, what: str) -> None:
+        """Copy an array to a buffer or a buffer to an array, to the end; nothing where it has no bytes."""
+        array = source if hasattr(source, "nbytes") else target
+        if array.nbytes:
+            with driver_errors(self._cl, f"copying {what}"):
+                self._cl.enqueue_copy(self._queue, target, source, is_blocking=True)
+
     def upload(self, name: str, nbytes: int, array: Array) -> Any:
         """A new buffer that holds `array`."""
         buffer = self.allocate(nbytes, f"constant {name!r}")
         try:
-            if array.nbytes:
-                with driver_errors(self._cl, f"copying constant {name!r} to the device"):
-                    self._cl.enqueue_copy(self._queue, buffer, array, is_blocking=True)
+            self.copy(buffer, array, f"constant {name!r} to the device")
         except BaseException:
             self.free(buffer)
             raise
         return buffer
+
+
+class OpenClState(StateMemory):
+    """See `StateMemory`: one buffer for each array."""
+
+    def __init__(self, pool: OpenClPool) -> None:
+        super().__init__()
+        self._pool = pool
+        self.memory: dict[str, Any] = {}
+
+    def _allocate(self, buffer: Buffer) -> None:
+        self.memory[buffer.title] = self._pool.allocate(buffer.nbytes, f"state {buffer.title!r}")
+
+    def _upload(self, buffer: Buffer, array: Array) -> None:
+        self._pool.copy(self.memory[buffer.title], array, f"state {buffer.title!r} to the device")
+
+    def _download(self, buffer: Buffer) -> Array:
+        array = np.empty(buffer.shape, DTYPES[buffer.dtype])
+        # The byte view spares pyopencl, which copies raw bytes, element types it does not know.
+        flat = array.reshape(-1).view(np.uint8)
+        self._pool.copy(flat, self.memory[buffer.title], f"state {buffer.title!r} to the host")
+        return array
+
+    def _release(self) -> None:
+        with self.lock:
+            while self.memory:
+                self._pool.free(self.memory.popitem()[1])
 
 
 class OpenClPlanMemory:
@@ -74,14 +109,18 @@ class OpenClPlanMemory:
         self._buffers: dict[str, Any] = {}
         self._arena: Any = None
 
-    def allocate(self, constants: Mapping[str, Array]) -> None:
-        """Make every buffer and fill the constants."""
+    def allocate(self, constants: Mapping[str, Array], state: StateMemory | None = None) -> None:
+        """Make every buffer and fill the constants; `state` has the memory of what keeps its content."""
         self._arena = self._new(self._plan.arena_bytes, "the arena")
         for buffer in self._plan.buffers:
             if buffer.kind in ("input", "output"):
                 self._buffers[buffer.name] = self._new(buffer.nbytes, f"{buffer.kind} {buffer.title!r}")
-        for name, array in constants.items():
-            self._buffers[name] = self._weight(name, array)
+        for buffer in self._plan.states:
+            assert isinstance(state, OpenClState)
+            self._buffers[buffer.name] = state.memory[buffer.title]
+        for buffer in self._plan.buffers:
+            if buffer.kind == "constant":
+                self._buffers[buffer.name] = self._weight(buffer.name, constants[buffer.name])
 
     def _new(self, nbytes: int, what: str) -> Any:
         buffer = self._pool.allocate(nbytes, what)

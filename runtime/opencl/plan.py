@@ -17,13 +17,13 @@ from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.replay import communicator_for
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError, InputError
+from tilewright.runtime.interface.state import NO_STATE, PlanState
 from tilewright.runtime.opencl.communication import CommunicationEvent, OpenClCommunications, Replay
 from tilewright.runtime.opencl.driver import driver_error, driver_errors
 from tilewright.runtime.opencl.memory import OpenClPlanMemory
 from tilewright.runtime.opencl.platforms import check_not_forked
 from tilewright.runtime.plan.arrays import check_repeats, host_inputs
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
-from tilewright.runtime.work_lock import WorkLock
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,17 @@ class OpenClPlan(Closable):
         programs: Mapping[str, Any],
         queue: Any = None,
         communicator: AnyCommunicator | None = None,
+        state: PlanState = NO_STATE,
     ) -> None:
-        """Takes `memory` over, filled; raises `DeviceError` and `InputError`.
+        """Takes `memory` and `state` over, filled; raises `DeviceError` and `InputError`.
 
         queue: one that keeps the order and is shared with other plans; None opens one of its own.
         communicator: between host memory, for the communications of the plan; needed where it has any.
         """
         self.plan = plan
         self._device, self._cl, self._memory = device, device.cl, memory
-        self._lock = WorkLock()
+        self._state = state
+        self._lock = state.lock
         self._arguments: list[Any] = []  # of all kernels: OpenCL keeps no reference to a kernel's arguments
         wanted = device.out_of_order if queue is None else False
         self._order = order_of(plan, wanted=wanted, supported=device.has_out_of_order, device=device.name)
@@ -199,7 +201,8 @@ class OpenClPlan(Closable):
     def run(self, inputs: Sequence[object]) -> list[Array]:
         with self._working():
             copies = self._copy_in(inputs)
-            return self._results(copies, self._launch_all(copies))
+            with self._state.changing():
+                return self._results(copies, self._launch_all(copies))
 
     def _results(self, copies: Sequence[Any], events: Sequence[Any]) -> list[Array]:
         """The outputs of what was launched, when it has ended."""
@@ -293,14 +296,14 @@ class OpenClPlan(Closable):
     def time(self, inputs: Sequence[object], repeats: int) -> list[float]:
         """See `LoadedPlan.time`: from the first kernel's start to the last one's end, by OpenCL profiling."""
         check_repeats(repeats)
-        with self._working(times=True):
+        with self._working(times=True), self._state.kept():
             self._warm_up(inputs)
             return [_span(self._replay()) for _ in range(repeats)]
 
     def launch_spans(self, inputs: Sequence[object], repeats: int) -> list[list[tuple[float, float]]]:
         """Per replay, start and end of every launch in seconds since the first start, by OpenCL profiling."""
         check_repeats(repeats)
-        with self._working(times=True):
+        with self._working(times=True), self._state.kept():
             self._warm_up(inputs)
             return [_spans(self._replay()) for _ in range(repeats)]
 
@@ -309,7 +312,7 @@ class OpenClPlan(Closable):
 
     def time_kernels(self, inputs: Sequence[object], repeats: int) -> list[list[float]]:
         check_repeats(repeats)
-        with self._working(times=True):
+        with self._working(times=True), self._state.kept():
             self._warm_up(inputs)
             seconds: list[list[float]] = [[] for _ in self.plan.launches]
             # Whole replays, so that every kernel sees the data it was made for: the arena's bytes are reused.
@@ -336,6 +339,7 @@ class OpenClPlan(Closable):
         with self._lock:
             self._commands, self._arguments = [], []
             self._memory.release()
+            self._state.release()
 
 
 def _commands_of(event: Any) -> list[Any]:

@@ -60,14 +60,17 @@ def check_array(shape: tuple[int, ...], dtype: str, buffer: Buffer, what: str) -
 
 
 def check_constants(plan: ExecutionPlan, constants: Mapping[str, Array]) -> dict[str, Array]:
-    """The plan's constants as contiguous arrays; missing, extra or wrong ones raise `InputError`."""
-    buffers = {buffer.name: buffer for buffer in plan.buffers if buffer.kind == "constant"}
+    """The plan's constants, and what its state starts as, as contiguous arrays.
+
+    Missing, extra or wrong ones raise `InputError`.
+    """
+    buffers = {buffer.name: buffer for buffer in plan.buffers if buffer.kind in ("constant", "state")}
     missing = [name for name in buffers if name not in constants]
     extra = [name for name in constants if name not in buffers]
     if missing or extra:
         fault = f"constant {missing[0]!r} is missing" if missing else f"the plan has no constant {extra[0]!r}"
         raise InputError(f"expected {len(buffers)} constants, got {len(constants)}: {fault}")
-    return {name: host_array(constants[name], buffer, "constant") for name, buffer in buffers.items()}
+    return {name: host_array(constants[name], buffer, buffer.kind) for name, buffer in buffers.items()}
 
 
 def check_repeats(repeats: int) -> None:

@@ -17,6 +17,7 @@ from tilewright.runtime.plan.execution_plan import (
     BUFFER_KINDS,
     FORMAT_VERSION,
     LANGUAGES,
+    STATE_VERSION,
     Buffer,
     ExecutionPlan,
     KernelCode,
@@ -95,8 +96,10 @@ def _is_count(value: object, low: int, high: int) -> bool:
 
 
 def _count_faults(plan: ExecutionPlan) -> Iterator[str]:
-    if plan.format_version != FORMAT_VERSION:
-        yield f"expected format version {FORMAT_VERSION}, got {plan.format_version!r}"
+    version = STATE_VERSION if plan.states else FORMAT_VERSION
+    if plan.format_version != version:
+        kind = "with" if plan.states else "without"
+        yield f"expected format version {version} of a plan {kind} state, got {plan.format_version!r}"
     if not isinstance(plan.target, str) or not _NAME.fullmatch(plan.target):
         yield f"expected a target name, got {plan.target!r:.100}"
     if len(plan.buffers) > MAX_BUFFERS:
@@ -203,6 +206,15 @@ def _arena_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"ends at byte {buffer.offset + buffer.nbytes} of an arena of {plan.arena_bytes}"
 
 
+def _state_faults(plan: ExecutionPlan, buffer: Buffer, base: Buffer) -> Iterator[str]:
+    """Faults of the alias that is the new value of state."""
+    of_all = (buffer.dtype, buffer.nbytes, buffer.offset) == (base.dtype, base.nbytes, 0)
+    if not of_all or buffer.strides or buffer.start:
+        yield f"expected the new value of the state {base.name!r} to be all of it"
+    elif plan.new_values[base.name] != buffer.name:
+        yield f"the state {base.name!r} has two new values"
+
+
 def _alias_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
     base = plan.buffer_by_name.get(buffer.base)
     if base is None:
@@ -212,6 +224,8 @@ def _alias_faults(plan: ExecutionPlan, buffer: Buffer) -> Iterator[str]:
         yield f"views {base.name!r}, which is an alias itself"
     elif type(base.nbytes) is int and buffer.offset + buffer.nbytes > base.nbytes:
         yield f"ends at byte {buffer.offset + buffer.nbytes} of {base.name!r}, which has {base.nbytes}"
+    elif base.kind == "state":
+        yield from _state_faults(plan, buffer, base)
     elif buffer.strides or buffer.start:
         yield from _box_faults(base, buffer)
     if buffer.dtype in DTYPES and buffer.offset % DTYPES[buffer.dtype].itemsize:
@@ -241,6 +255,12 @@ def _boundary_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
             yield PlanFault(text, "buffers", places[name])
         else:
             titles.add(buffer.title)
+    states: set[str] = set()
+    for i, buffer in enumerate(plan.buffers):
+        if buffer.kind == "state" and buffer.title in states:
+            yield PlanFault(f"two states are called {buffer.title!r:.100}", "buffers", i)
+        elif buffer.kind == "state":
+            states.add(buffer.title)
     listed = set(plan.inputs)
     for i, buffer in enumerate(plan.buffers):
         if buffer.kind == "input" and buffer.name not in listed:
@@ -288,6 +308,8 @@ def _one_launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Itera
             owner = plan.locate(launch.args[position])[0]
             if owner.kind in ("input", "constant"):
                 yield f"writes {owner.name!r}, which is of kind {owner.kind}"
+            elif owner.kind == "state" and owner.name == launch.args[position]:
+                yield f"writes the state {owner.name!r} under the name of its old value"
         yield from _in_place_faults(plan, launch)
 
 

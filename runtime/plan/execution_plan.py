@@ -15,9 +15,12 @@ from typing import Literal, get_args
 
 from tilewright.runtime.dag import Dag
 
+#: the version of plans without state, which programs before state read as well
 FORMAT_VERSION = 1
+#: the version of plans with state
+STATE_VERSION = 2
 
-BufferKind = Literal["input", "output", "constant", "arena", "alias"]
+BufferKind = Literal["input", "output", "constant", "state", "arena", "alias"]
 Language = Literal["cuda", "opencl", "library", "communication"]
 BUFFER_KINDS: tuple[str, ...] = get_args(BufferKind)
 LANGUAGES: tuple[str, ...] = get_args(Language)
@@ -29,7 +32,9 @@ class Buffer:
 
     `nbytes` is at least the tensor's size. `offset` counts bytes: inside the arena for `arena`, inside the
     buffer `base` for `alias`; it is 0 for the other kinds, whose memory the device allocates apart.
-    `label` is what the network calls an input or constant, where that is no name that a plan can hold.
+    `label` is what the network calls an input, constant or state, where that is no name that a plan can hold.
+    Memory of kind `state` keeps its content between runs. Its name stands for what a run finds there; its
+    alias (one, of all of it) is the new value, which one launch writes once everything has read the old one.
     An alias with `strides` (elements, those of the base's row-major shape) is no dense array but the box of
     its shape inside its base, whose first element lies `start` elements after `offset`.
     """
@@ -167,6 +172,20 @@ class ExecutionPlan:
     def input_titles(self) -> tuple[str, ...]:
         """The network's own names of the inputs, in calling order."""
         return tuple(self.buffer_by_name[name].title for name in self.inputs)
+
+    @cached_property
+    def states(self) -> tuple[Buffer, ...]:
+        """The buffers that keep their content between runs, in the order of `buffers`."""
+        return tuple(buffer for buffer in self.buffers if buffer.kind == "state")
+
+    @cached_property
+    def new_values(self) -> Mapping[str, str]:
+        """The alias that is the new value, by the name of its state; state that never changes has none."""
+        return {b.base: b.name for b in self.buffers if b.kind == "alias" and self._is_state(b.base)}
+
+    def _is_state(self, name: str) -> bool:
+        buffer = self.buffer_by_name.get(name)
+        return buffer is not None and buffer.kind == "state"
 
     def locate(self, name: str) -> tuple[Buffer, int]:
         """The buffer that owns the memory of `name` (aliases followed) and the byte offset inside it."""

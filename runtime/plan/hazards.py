@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
+from itertools import islice, pairwise
 from operator import and_, or_
 
 from tilewright.runtime.dag import members
@@ -67,9 +67,12 @@ def located_hazards(plan: ExecutionPlan) -> Iterator[PlanFault]:
     pairs = _Pairs()
     for accesses in by_owner.values():
         written = any(access.writes for access in accesses)
-        fixed = plan.buffer_by_name[accesses[0].owner].kind in ("input", "constant")
+        kind = plan.buffer_by_name[accesses[0].owner].kind
+        fixed = kind in ("input", "constant", "state")
         if written:
             yield from _races(accesses, before, pairs)
+        if kind == "state":
+            yield from _state_disorder(plan, accesses, before)
         if not fixed:
             yield from _unwritten_reads(accesses, before, pairs)
     yield from _early_reuse(plan, by_owner, before)
@@ -128,6 +131,46 @@ def _races(accesses: list[BufferAccess], before: Sequence[int], pairs: _Pairs) -
         of_launch[access.launch].append(access)
         used |= here
         written |= here if access.writes else 0
+
+
+def _state_disorder(
+    plan: ExecutionPlan, accesses: list[BufferAccess], before: Sequence[int]
+) -> Iterator[PlanFault]:
+    """Reads of the old value of state after its new one is written, and of the new one before that.
+
+    What nothing orders at all is a race, which is found elsewhere.
+    """
+    writes = [access for access in accesses if access.writes]
+    state = accesses[0].owner
+    for first, second in pairwise(writes):
+        yield PlanFault(
+            f"launches {first.launch} and {second.launch} both write the state {state!r}",
+            "launches",
+            second.launch,
+        )
+    for write in writes[:1]:
+        launch = plan.launches[write.launch]
+        for access in accesses:
+            if access.writes:
+                continue
+            text = f"launch {access.launch} reads {access.name!r}"
+            if access.launch == write.launch:
+                pairs = [(launch.args[i], launch.args[j]) for i, j in launch.in_place]
+                alone = launch.args.count(access.name) == 1
+                if (access.name, write.name) not in pairs or not alone:
+                    text += f" and writes {write.name!r}, but not in place"
+                    yield PlanFault(text, "launches", access.launch)
+            elif access.name == state and _ordered(write.launch, access.launch, before):
+                text += f", the old value of the state, after launch {write.launch} has written the new one"
+                yield PlanFault(text, "launches", access.launch)
+            elif access.name != state and _ordered(access.launch, write.launch, before):
+                text += f", the new value of the state, before launch {write.launch} writes it"
+                yield PlanFault(text, "launches", access.launch)
+    if not writes:
+        for access in accesses:
+            if access.name != state:
+                text = f"launch {access.launch} reads {access.name!r}, which no launch writes"
+                yield PlanFault(text, "launches", access.launch)
 
 
 def _unwritten_reads(
@@ -262,7 +305,8 @@ def _before_all(launches: int, before: Sequence[int]) -> int:
 def _unwritten_outputs(plan: ExecutionPlan, by_owner: dict[str, list[BufferAccess]]) -> Iterator[PlanFault]:
     for name in plan.outputs:
         owner = plan.locate(name)[0]
-        device_owned = owner.kind in ("output", "arena") and owner.nbytes > 0
+        new = owner.kind == "state" and name != owner.name
+        device_owned = (owner.kind in ("output", "arena") or new) and owner.nbytes > 0
         if device_owned and not any(access.writes for access in by_owner.get(owner.name, ())):
             text = f"output {name!r} is written by no launch"
             yield PlanFault(text, "buffers", plan.buffers.index(owner))

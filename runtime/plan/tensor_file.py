@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,9 +20,17 @@ _FORMAT_NAMES = {
 }  # fmt: skip
 
 
-def write_tensors(arrays: Mapping[str, Array]) -> bytes:
-    """The arrays in the safetensors format; equal arrays give equal bytes."""
-    return safetensors.numpy.save({name: arrays[name] for name in sorted(arrays)})
+def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The arrays in the safetensors format, with texts by name; equal content gives equal bytes."""
+    texts = dict(sorted(metadata.items())) if metadata else None
+    return safetensors.numpy.save({name: arrays[name] for name in sorted(arrays)}, texts)
+
+
+def read_metadata(data: bytes) -> dict[str, str]:
+    """The texts by name that stand in the header of safetensors bytes, which `read_tensors` has read."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    return dict(header.get("__metadata__", {}))
 
 
 def read_tensors(data: bytes) -> dict[str, Array]:
