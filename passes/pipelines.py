@@ -28,6 +28,9 @@ PRODUCTS = Pipeline.parse("sink-reshapes, merge-products")
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")
 
+#: what the backward pass of a training step reads stored, and what it computes again
+SAVED = Pipeline.parse("choose-saved")
+
 #: graph ops to tensor ops, and what of them is known at compile time
 GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors")
 
@@ -214,12 +217,14 @@ def official_stages(
         tensor = tensor.replace("fuse-kernels", f"fuse-kernels{{partitioner={partitioner}}}")
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
-    products = PRODUCTS
+    products, saved = PRODUCTS, SAVED
     if precision == "tf32":
         products = products.replace("merge-products", "merge-products{tf32=true}")
+        saved = saved.replace("choose-saved", "choose-saved{tf32=true}")
     graph = GRAPH + extra.get("graph", NOTHING) + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
+    graph += saved
     return Stages(graph, GRAPH_TO_TENSOR + tensor, THREAD[language])
 
 

@@ -115,6 +115,10 @@ class _Checker:
             self.report(last, f.body, len(f.body.ops) - 1, message)
         if f.get("updates") is not None:
             self.faults += [Fault(f.name, message, "") for message in _update_faults(f)]
+        loss, count = f.get("loss"), len(f.result_types)
+        if loss is not None and not (type(loss) is int and 0 <= loss < count):
+            message = f"expected loss to be the position of one of {count} results, got {show_attr(loss)}"
+            self.faults.append(Fault(f.name, message, ""))
         if f.level is Level.THREAD:
             self.launch_shape()
             self.launch_order()

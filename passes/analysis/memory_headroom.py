@@ -34,6 +34,14 @@ class MemoryHeadroom:
         return self.beside.get(op, 0) + working_bytes <= max(self.peak_bytes, FLOOR_BYTES)
 
 
+def peak_bytes(kernels: Module) -> int:
+    """The most that is alive at once when every kernel of @main runs in program order, parameters apart.
+
+    What becomes the new value of a parameter lies in the memory of that parameter and does not count.
+    """
+    return _alive(kernels)[0]
+
+
 def headroom_of(func: Func, ctx: PassContext) -> MemoryHeadroom:
     """The headroom of a graph-level function with its convolutions as they are named, direct by default.
 
@@ -64,13 +72,15 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
     whole = _joined(kernels.main)
     last = {whole.get(v, v): i for i, op in enumerate(calls) for v in (*op.operands, *op.results)}
-    last |= dict.fromkeys((whole.get(v, v) for v in kernels.main.body.ops[-1].operands), len(calls))
+    returned = [whole.get(v, v) for v in kernels.main.body.ops[-1].operands]
+    last |= dict.fromkeys(returned, len(calls))
+    kept = {returned[result] for _, result in kernels.main.updates}
     alive: set[Value] = set()
     peak = 0
     beside: dict[str, int] = {}
     for i, call in enumerate(calls):
         ended = {v for v in call.operands if last.get(v) == i and v in alive}
-        alive |= {whole.get(r, r) for r in call.results}
+        alive |= {whole.get(r, r) for r in call.results} - kept
         callee = kernels[_name(call)]
         peak = max(peak, bytes_of(alive) - _overwritten(call, callee, ended))
         alive_bytes = bytes_of(alive - ended - set(call.results))

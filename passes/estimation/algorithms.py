@@ -52,7 +52,7 @@ class Alternative:
 def alternative(
     ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True
 ) -> Alternative:
-    """The kernels of graph ops, the last of which has the result.
+    """The kernels of graph ops, the last of which has the results.
 
     known: operands that are constants; what can be computed from them is not part of the program. parts: long
     sums are cut into parts where the pass split-reductions would do so.
@@ -62,7 +62,7 @@ def alternative(
     for op in ops:
         operands = [lowered.get(v, v) for v in op.operands]
         lowered.update(zip(op.results, RULES[op.name](b, op, operands), strict=True))
-    result = lowered[ops[-1].result]
+    results = [lowered[r] for r in ops[-1].results]
     constants, remaining = set(known), []
     for o in b.ops:
         if all(v in constants for v in o.operands):
@@ -70,7 +70,7 @@ def alternative(
         else:
             remaining.append(o)
     b = Builder()
-    b.do("tensor.return", result)
+    b.do("tensor.return", *results)
     live = list(live_ops(Block((), (*remaining, *b.ops))))
     made = {r for o in live for r in o.results}
     outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))

@@ -11,8 +11,9 @@ from tilewright.ir import Builder, Constants, Func, Level, Module, Op, TensorTyp
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation.algorithms import alternative, kernels_of, kernels_s
+from tilewright.passes.estimation.outlined import outlined_s
 from tilewright.passes.framework.context import AlgorithmCost
-from tilewright.passes.graph.parallel_products import CONVOLUTIONS
+from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
 from tilewright.passes.pipelines import ESTIMATES
 
 T = TypeVar("T")
@@ -85,6 +86,22 @@ class KernelEstimator:
             return kernels_s(run_pipeline(module, ESTIMATES["tf32 product" if tf32 else "product"], context))
 
         return self.remembered(("product", op.name, types, attrs, hardware, tf32), answer)
+
+    def op_s(self, op: Op, hardware: Hardware, *, tf32: bool = False) -> float:
+        """See `Estimator`."""
+        if op.name in PRODUCTS:
+            return self.product_s(op, hardware, tf32=tf32)
+        types, results = (tuple(v.type for v in vs) for vs in (op.operands, op.results))
+
+        def answer() -> float:
+            alone = Op(op.name, tuple(map(Value, types)), op.attrs, tuple(map(Value, results)))
+            return alternative([alone], (), hardware).estimate_s()
+
+        return self.remembered(("op", op.name, types, op.attrs, results, hardware), answer)
+
+    def outlined_s(self, kernel: Func, hardware: Hardware, bytes_per_s: float | None = None) -> float:
+        """See `Estimator`."""
+        return outlined_s(kernel, hardware, bytes_per_s)
 
     def program_s(self, params: Sequence[Value], ops: Sequence[Op], hardware: Hardware) -> float:
         """See `Estimator`."""

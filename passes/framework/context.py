@@ -221,6 +221,18 @@ class Estimator(Protocol):
     def product_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, tf32: bool = False) -> float:
         """The kernels of a product of graph ops with a constant; tf32: factors may be rounded to TF32."""
 
+    def op_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, tf32: bool = False) -> float:
+        """The kernels of one graph op alone; tf32: as for `product_s`, where it is a product."""
+
+    def outlined_s(
+        self, kernel: Func, hardware: GpuHardware | CpuHardware, bytes_per_s: float | None = None
+    ) -> float:
+        """An outlined kernel without parameters, as fast as the device allows, and the boundary behind it.
+
+        bytes_per_s: of what it reads and stores; by default as for a kernel that is run alone, whose arrays
+        may be in caches.
+        """
+
     def program_s(
         self, params: Sequence[Value], ops: Sequence[Op], hardware: GpuHardware | CpuHardware
     ) -> float:

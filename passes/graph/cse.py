@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 
 from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Pairs, Value
 from tilewright.ir.opdef import op_def
+from tilewright.passes.analysis.backward_pass import ops_before_boundary
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.rewriting.values import replace_in_op
@@ -18,21 +19,24 @@ def cse(func: Func, ctx: PassContext) -> Func:
 
     rewrite: %0 = graph.relu(%x); %1 = graph.relu(%x); graph.add(%0, %1)
         -->   %0 = graph.relu(%x); graph.add(%0, %0)
+
+    What a backward pass computes again is not replaced by what the forward pass computed.
     """
-    return func.with_body(_merge(func.body))
+    return func.with_body(_merge(func.body, ops_before_boundary(func)))
 
 
-def _merge(block: Block) -> Block:
+def _merge(block: Block, forward: Collection[Op] = ()) -> Block:
     seen: dict[Hashable, Op] = {}
     new: dict[Value, Value] = {}
     ops: list[Op] = []
-    for op in block.ops:
-        op = replace_in_op(op, new)
+    for original in block.ops:
+        op = replace_in_op(original, new)
         if op.body is not None:
             body = _merge(op.body)
             op = op if body is op.body else replace(op, body=body)
         if not op_def(op.name).effects:
-            earlier = seen.setdefault(_op_key(op, {}), op)
+            side = bool(op.operands) and original in forward
+            earlier = seen.setdefault((side, _op_key(op, {})), op)
             if earlier is not op:
                 new.update(zip(op.results, earlier.results, strict=True))
                 continue

@@ -18,7 +18,7 @@ from tilewright.passes.tensor.layouts.axes import (
     rewritten,
 )
 from tilewright.passes.tensor.layouts.cost import LayoutCosts, has_matrix_units
-from tilewright.passes.tensor.layouts.cut import least_cost
+from tilewright.passes.analysis.minimum_cut import least_cost
 
 
 @register_pass(Level.TENSOR)

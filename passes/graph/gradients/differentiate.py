@@ -10,6 +10,7 @@ from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.ir.types import FLOATS, TensorType
+from tilewright.passes.analysis.backward_pass import LOSS, RECOMPUTED
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.gradients import rules  # noqa: F401  (registers the rules)
@@ -67,22 +68,25 @@ def grad(module: Module, wrt: Sequence[str] | str | None = None, of: int = 0, va
             where=f"@{module.name}",
         )
     results = [target] * value + [gradients[v].value for v in variables.values()]
-    return with_results(module, w, results)
+    return with_results(module, w, results, loss=0 if value else None)
 
 
-def with_results(module: Module, w: GraphWriter, results: Sequence[Value]) -> Module:
-    """The module with the ops that were written, as far as `results`, which it returns, need them."""
+def with_results(
+    module: Module, w: GraphWriter, results: Sequence[Value], *, loss: int | None = None
+) -> Module:
+    """The module with the ops that were written, as far as `results`, which it returns, need them.
+
+    loss: the position of the result that was differentiated, where it is one of them.
+    """
     builder = w.builder
     builder.emit("graph.return", results, types=())
     main = module.main
     block = Block(main.params, tuple(builder.ops))
-    func = Func(
-        Level.GRAPH,
-        main.name,
-        block.with_ops(live_ops(block)),
-        tuple(v.type for v in results),
-        tuple((k, a) for k, a in main.attrs if k != "updates"),
-    )
+    attrs = tuple((k, a) for k, a in main.attrs if k not in ("updates", LOSS, RECOMPUTED))
+    if loss is not None:
+        attrs = (*attrs, (LOSS, loss))
+    types = tuple(v.type for v in results)
+    func = Func(Level.GRAPH, main.name, block.with_ops(live_ops(block)), types, attrs)
     funcs = tuple(func if f is main else f for f in module.funcs)
     return module.with_funcs(funcs).with_constants(w.constants)
 

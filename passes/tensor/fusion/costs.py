@@ -15,8 +15,8 @@ from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, reads
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.analysis.second_results import second_results_s
 from tilewright.passes.kernels.decision import decision_of, estimate_of
-from tilewright.passes.tensor.fusion.legality import CACHED_ARRAY_BYTES
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 from tilewright.passes.tensor.fusion.outline_kernel import outline
 
@@ -113,10 +113,7 @@ class KernelCosts:
         work += sum(_read_instructions(v, points, hardware) for v in operands)
         work += fit.crowded_instructions * max(0, len(operands) - fit.free_operands)
         seconds += points * work / _rate(hardware, points)
-        if isinstance(hardware, GpuHardware):
-            large = [max(0, v.tensor.nbytes - CACHED_ARRAY_BYTES) for v in stored[1:]]
-            seconds += sum(large) / (hardware.fusion.second_store_share * hardware.dram_bytes_per_s)
-        return seconds
+        return seconds + second_results_s(stored[1:], hardware)
 
 
 def _body(op: Op) -> Hashable:

@@ -18,10 +18,11 @@ from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, ranges_of, reads
+from tilewright.passes.analysis.backward_pass import ops_before_boundary
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
+from tilewright.passes.analysis.second_results import CACHED_ARRAY_BYTES
 from tilewright.passes.tensor.fusion.legality import (
-    CACHED_ARRAY_BYTES,
     MAX_PROLOGUE_COST,
     ORDERED,
     prologue_cost,
@@ -92,6 +93,7 @@ class _Builder:
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(func.body.ops[-1].operands)
         self.updating = _updating(func, self.readers)
+        self.forward = ops_before_boundary(func)
         self.communicated: KernelGroup | None = None  # the latest communication
 
     def group_of(self, v: Value) -> KernelGroup | None:
@@ -210,6 +212,8 @@ class _Builder:
         return made[0] in op.operands and all(isinstance(e, Sym | int) for e in indices)
 
     def _fits(self, op: Op, g: KernelGroup) -> bool:
+        if (op in self.forward) != (g.anchor in self.forward):
+            return False  # what is computed again would be stored where it was computed first
         inside = [i for i, v in enumerate(op.operands) if self.group_of(v) is g]
         if any(op.operands[i] in self.result.views for i in inside):
             return False  # reading a reinterpreted buffer needs the whole buffer

@@ -20,9 +20,6 @@ CHECKED_READ_COST = 4
 MAX_SETS = 40_000
 #: ops of one kernel at most
 MAX_OPS = 24
-#: bytes of an array up to which caches are taken to hold it until its readers run; larger ones are worth a
-#: prologue that never stores them, and cost more than their traffic as second results
-CACHED_ARRAY_BYTES = 8 << 20
 #: ops that run in an order of their own: nothing shares a kernel with them
 ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.recur", COMMUNICATE})
 

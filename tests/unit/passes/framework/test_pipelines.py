@@ -43,7 +43,9 @@ def test_passes_of_stages_are_replaced_and_left_out():
     ],
 )
 def test_options_of_a_compilation_are_options_of_passes(given, text):
-    assert str(official_stages(Level.GRAPH, "cuda", **given).graph.passes[-1]) == text
+    *_, last, saved = official_stages(Level.GRAPH, "cuda", **given).graph.passes
+    assert str(last) == text
+    assert str(saved) == ("choose-saved{tf32=true}" if "precision" in given else "choose-saved")
 
 
 @pytest.mark.parametrize("precision", list(pipelines.PRECISIONS))

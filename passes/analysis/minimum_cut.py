@@ -42,11 +42,12 @@ class Energy(Generic[K]):
         return total + sum(t[2 * (u in ones) + (v in ones)] for (u, v), t in self.pairs.items())
 
 
-def least_cost(energy: Energy[K]) -> set[K]:
+def least_cost(energy: Energy[K], unit_s: float = UNIT_S, most: int = MOST) -> set[K]:
     """The values with label 1 in an assignment of least cost; the fewest of them where several are least.
 
     Exact where no pair costs more with equal labels than with different ones; else that pair's excess does
-    not count.
+    not count. Costs count in whole numbers of `unit_s` and as `most` of them at most, which is what an
+    infinite cost of label 0 or of a pair with labels (0, 1) comes to.
     """
     names = list(energy.single)
     number = {v: i for i, v in enumerate(names)}
@@ -63,13 +64,13 @@ def least_cost(energy: Energy[K]) -> set[K]:
             edges[source, number[v]] = seconds
         elif seconds < 0:
             edges[number[v], sink] = -seconds
-    return {names[i] for i in _sink_side(edges, source, sink)}
+    capacity = {edge: round(min(seconds / unit_s, most)) for edge, seconds in edges.items()}
+    return {names[i] for i in _sink_side(capacity, source, sink)}
 
 
-def _sink_side(edges: dict[tuple[int, int], float], source: int, sink: int) -> list[int]:
+def _sink_side(capacity: dict[tuple[int, int], int], source: int, sink: int) -> list[int]:
     """Nodes from which the sink can still be reached when the flow is the largest."""
-    capacity = {edge: round(min(seconds / UNIT_S, MOST)) for edge, seconds in edges.items()}
-    reached = _reached_here if len(edges) <= FEW_EDGES else _reached_by_scipy
+    reached = _reached_here if len(capacity) <= FEW_EDGES else _reached_by_scipy
     return sorted(i for i in reached(capacity, source, sink) if i < source)
 
 

@@ -1,0 +1,1 @@
+"""What of the forward pass is saved for the backward pass, and what is computed again there."""

@@ -1,0 +1,223 @@
+"""Pass choose-saved: what of the forward pass the backward pass reads stored, and what it computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from tilewright.costmodel import Hardware, load_hardware
+from tilewright.ir import Func, InputError, Level, Module, Op, Value
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.backward_pass import RECOMPUTED
+from tilewright.passes.graph.recompute.copies import with_copies
+from tilewright.passes.graph.recompute.kernel_view import KernelView, kernel_view
+from tilewright.passes.graph.recompute.saving_costs import Boundary, saving_problem
+from tilewright.passes.graph.recompute.saving_problem import SavingProblem, cheapest, cheapest_within, hull
+from tilewright.passes.graph.recompute.segments import segment_inputs
+from tilewright.passes.rewriting.dead_ops import live_ops
+
+#: the function attributes that say how to choose, where they are there
+CHECKPOINT, MEMORY_BUDGET = "checkpoint", "memory_budget"
+#: cuts that follow each other, each with what the kernels of the one before store
+ROUNDS = 3
+#: numbers of segments that are tried for a budget of memory; `blocks` takes the one of the lowest peak
+SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: choices between two corners of the hull that are lowered to find the cheapest one within a budget
+STEPS = 4
+
+
+@register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
+def choose_saved(
+    module: Module,
+    ctx: PassContext,
+    *,
+    checkpoint: Literal["auto", "none", "blocks"] = "auto",
+    memory_budget: int = 0,
+    tf32: bool = False,
+) -> Module:
+    """Compute forward values again in the backward pass where that takes less time than saving them.
+
+    rewrite: %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %dw = graph.matmul(%dy, %a)
+        -->  %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %b = graph.exp(%x); %dw = graph.matmul(%dy, %b)
+
+    Functions without a backward pass (attribute `loss`) stay as they are. checkpoint: `auto` takes the choice
+    of the least seconds by the cost model, which is one minimum cut; saving everything where that is no
+    slower. `none` saves everything. `blocks` keeps what the blocks of the network hand on and computes their
+    insides again, in as many blocks as give the lowest peak of memory. memory_budget: bytes of parameters,
+    state, constants and everything else on the device at most, 0 for any number: the choice of the least
+    seconds that keeps to it. Attributes of the function with these names come before the options. tf32: TF32
+    will be allowed (pass `allow-tf32`), which the estimates are to know.
+
+    Raises InputError where no choice keeps to the budget; it says the least bytes that one needs.
+    """
+    main = module.main
+    if main.level is not Level.GRAPH or main.get(RECOMPUTED) is not None:
+        return module
+    boundary = Boundary.of(main)
+    if not boundary.needed:
+        return module
+    mode, budget = main.get(CHECKPOINT, checkpoint), main.get(MEMORY_BUDGET, memory_budget)
+    if mode not in ("auto", "none", "blocks"):
+        raise InputError(f"expected checkpoint auto, none or blocks, got {mode!r}", where=f"@{main.name}")
+    if type(budget) is not int or budget < 0:
+        raise InputError(f"expected memory_budget in bytes, got {budget!r}", where=f"@{main.name}")
+    choices = _Choices(main, boundary, ctx.hardware or load_hardware(ctx.target), ctx, tf32)
+    if mode == "none":
+        choice = choices.everything
+        if budget and choice.view.peak_bytes > budget:
+            raise choices.too_small(budget, choice.view.peak_bytes)
+    elif mode == "blocks":
+        choice = choices.within(budget, choices.by_segments())
+    elif budget:
+        choice = choices.within(budget, choices.for_budget(budget))
+    else:
+        choice = choices.fastest()
+    return module.with_funcs(tuple(choice.func if f is main else f for f in module.funcs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """A function with copies, its kernels, and the forward ops whose copies become kernels of their own."""
+
+    func: Func
+    view: KernelView
+    apart: frozenset[Op]
+
+
+class _Choices:
+    """Choices for one function, each lowered to kernels at most once."""
+
+    def __init__(
+        self, func: Func, boundary: Boundary, hardware: Hardware, ctx: PassContext, tf32: bool
+    ) -> None:
+        self.func, self.boundary, self.hardware, self.ctx, self.tf32 = func, boundary, hardware, ctx, tf32
+        self._seen: dict[frozenset[Op], _Choice] = {}
+        self.everything = self.choice(frozenset())
+        self.separate = self._of(func.with_attrs(**{RECOMPUTED: 0}))  # no kernel stores both passes' values
+        self.stored: frozenset[Op] = kernel_view(_forward_alone(func, boundary), hardware, ctx).stored
+        self.apart: frozenset[Op] = frozenset()
+
+    def choice(self, again: frozenset[Op]) -> _Choice:
+        """The function that computes these ops again."""
+        if again not in self._seen:
+            func, originals = with_copies(self.func, self.boundary, again)
+            self._seen[again] = self._of(func, originals)
+        return self._seen[again]
+
+    def _of(self, func: Func, originals: Mapping[Op, Op] = MappingProxyType({})) -> _Choice:
+        view = kernel_view(func, self.hardware, self.ctx)
+        return _Choice(func, view, frozenset(originals[op] for op in view.stored if op in originals))
+
+    def problem(self, kept: frozenset[Value] = frozenset()) -> SavingProblem[Value]:
+        """The problem by what is known of stored values."""
+        return saving_problem(
+            self.func,
+            self.boundary,
+            self.hardware,
+            self.ctx,
+            stored=self.stored,
+            apart=self.apart,
+            kept=kept,
+            tf32=self.tf32,
+        )
+
+    def ops(self, again: frozenset[int]) -> frozenset[Op]:
+        """Ops of a solution."""
+        return frozenset(self.boundary.ops[i] for i in again)
+
+    def fastest(self) -> _Choice:
+        """The cheapest choice by the kernels of the whole step.
+
+        Of the cuts that follow each other, of saving everything, and of what only saves inputs of segments.
+        """
+        best, before = min(self.everything, self.separate, key=lambda c: c.view.seconds), None
+        for _ in range(ROUNDS):
+            again = self.ops(cheapest(self.problem()))
+            if again == before:
+                break
+            choice = self.choice(again)
+            if choice.view.seconds < best.view.seconds:
+                best = choice
+            before = again
+            self.apart |= choice.apart
+        return min((best, *self.by_segments()), key=lambda c: c.view.seconds)
+
+    def by_segments(self) -> Iterator[_Choice]:
+        """Choices that save the inputs of segments and compute all else again."""
+        for count in SEGMENTS:
+            kept = segment_inputs(self.func, self.boundary, count)
+            yield self.choice(self.ops(hull(self.problem(kept))[-1]))
+
+    def for_budget(self, budget: int) -> Iterator[_Choice]:
+        """Choices that may keep to a budget; the fastest of all alone where it does."""
+        fastest = self.fastest()
+        yield fastest
+        if fastest.view.peak_bytes <= budget:
+            return
+        yield self.separate
+        for count in SEGMENTS:
+            kept = segment_inputs(self.func, self.boundary, count)
+            problem = self.problem(kept)
+            yield from self._along(problem, budget)
+
+    def _along(self, problem: SavingProblem[Value], budget: int) -> Iterator[_Choice]:
+        """The cheapest corner of the hull within the budget, found by halving, and choices before it."""
+        corners = hull(problem)
+        last = self.choice(self.ops(corners[-1]))
+        yield last
+        if last.view.peak_bytes > budget:
+            return
+        low, high = 0, len(corners) - 1  # corner `high` fits
+        while low < high:
+            middle = (low + high) // 2
+            choice = self.choice(self.ops(corners[middle]))
+            yield choice
+            if choice.view.peak_bytes <= budget:
+                high = middle
+            else:
+                low = middle + 1
+        if high == 0:
+            return
+        fits, over = problem.nbytes(corners[high]), problem.nbytes(corners[high - 1])
+        for _ in range(STEPS):
+            middle = (fits + over) // 2
+            again = cheapest_within(problem, middle)
+            if again is None or again == corners[high] or fits >= over:
+                return
+            choice = self.choice(self.ops(again))
+            yield choice
+            if choice.view.peak_bytes <= budget:
+                fits = middle
+            else:
+                over = middle
+
+    def within(self, budget: int, choices: Iterator[_Choice]) -> _Choice:
+        """The fastest of the choices that keep to a budget; of the lowest peak without one."""
+        seen = list(choices)
+        least = min(seen, key=lambda c: (c.view.peak_bytes, c.view.seconds))
+        if not budget:
+            return least
+        fitting = [c for c in seen if c.view.peak_bytes <= budget]
+        if not fitting:
+            raise self.too_small(budget, least.view.peak_bytes)
+        return min(fitting, key=lambda c: c.view.seconds)
+
+    def too_small(self, budget: int, least: int) -> InputError:
+        """The error for a budget that no choice keeps to."""
+        return InputError(
+            f"expected a memory budget of at least {least} bytes ({least / 2**20:.1f} MiB), the least that "
+            f"this step needs on the device, got {budget}",
+            where=f"@{self.func.name}",
+        )
+
+
+def _forward_alone(func: Func, boundary: Boundary) -> Func:
+    """The forward pass, which returns what the function returns of it."""
+    returned = [v for v in func.body.ops[-1].operands if v in boundary.makes]
+    forward = frozenset(boundary.ops)
+    ops = [op for op in func.body.ops[:-1] if op in forward or not op.operands]
+    end = Op("graph.return", tuple(returned))
+    block = func.body.with_ops((*ops, end))
+    return Func(Level.GRAPH, func.name, block.with_ops(live_ops(block)), tuple(v.type for v in returned))

@@ -1,0 +1,91 @@
+"""The kernels that a graph function would become: what they store, their seconds, the bytes alive at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tilewright.costmodel import CpuHardware, Hardware
+from tilewright.ir import Constants, Func, Module, Op, Ref, Value
+from tilewright.passes import PassContext
+from tilewright.passes.analysis.memory_headroom import bytes_of, peak_bytes
+
+
+@dataclass(frozen=True)
+class KernelView:
+    """stored: per op of the function whether a kernel stores its result. seconds: of all kernels in turn.
+
+    peak_bytes: parameters, constants and the most that is alive beside them, in program order.
+    """
+
+    stored: frozenset[Op] = field(repr=False)
+    seconds: float
+    peak_bytes: int
+
+
+def kernel_view(func: Func, hardware: Hardware, ctx: PassContext) -> KernelView:
+    """Lower a graph-level function to kernels without parameters and look at them."""
+    marks = {f"#{i}": op for i, op in enumerate(func.body.ops)}
+    marked = func.with_body(
+        func.body.with_ops(tuple(replace(op, loc=mark) for mark, op in marks.items()))
+    )
+    quiet = replace(ctx, instruments=(), reproducer_folder=None)
+    module = Module("kernels", (replace(marked, name="main"),), constants=Constants({}))
+    kernels = ctx.estimator.stored_kernels(module, quiet)
+    calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
+    stored = {
+        marks[op.loc] for op in _returning(kernels, calls) if op.loc in marks and _holds(op, marks[op.loc])
+    }
+    rate = bytes_per_s(hardware, sum(bytes_of(op.results) for op in calls))
+    return KernelView(
+        frozenset(stored),
+        sum(ctx.estimator.outlined_s(kernels[_callee(call)], hardware, rate) for call in calls),
+        _fixed_bytes(func) + peak_bytes(kernels),
+    )
+
+
+def _returning(kernels: Module, calls: list[Op]) -> list[Op]:
+    """The ops that make what kernels store."""
+    out = []
+    for name in dict.fromkeys(_callee(call) for call in calls):
+        body = kernels[name].body
+        returned = set(body.ops[-1].operands)
+        out += [op for op in body.ops if returned & set(op.results)]
+    return out
+
+
+def _callee(call: Op) -> str:
+    ref = call["callee"]
+    assert isinstance(ref, Ref)
+    return ref.name
+
+
+def _holds(op: Op, whole: Op) -> bool:
+    """Return whether an op of a lowering gives all of a result of the graph op, and no step on the way."""
+    return any(r.tensor.nbytes == v.tensor.nbytes for r in op.results for v in whole.results)
+
+
+def bytes_per_s(hardware: Hardware, nbytes: int) -> float:
+    """The rate at which results that lie apart by a whole pass are written and read; nbytes: of them all.
+
+    What fits the second-level cache of a GPU beside the weights is still there, all else is in DRAM.
+    """
+    if isinstance(hardware, CpuHardware):
+        return hardware.estimate_dram_bytes_per_s
+    if 2 * nbytes <= hardware.l2_bytes:
+        return hardware.l2_bytes_per_s
+    return hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
+
+
+def _fixed_bytes(func: Func) -> int:
+    constants = {op["name"]: op.result for op in func.body.ops if op.name == "graph.constant"}
+    return bytes_of(func.params) + bytes_of(constants.values())
+
+
+def readers(func: Func) -> Mapping[Value, list[Op]]:
+    """The ops that read each value, in program order."""
+    out: dict[Value, list[Op]] = {}
+    for op in func.body.ops:
+        for v in dict.fromkeys(op.operands):
+            out.setdefault(v, []).append(op)
+    return out

@@ -1,0 +1,110 @@
+"""The problem of what to save in a function with a backward pass, with the seconds of the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import inf
+
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.op_work import op_flops
+from tilewright.ir import Func, Op, Value
+from tilewright.ir.facts import SAME_MEMORY, Elements
+from tilewright.ir.opdef import facts_of, op_def
+from tilewright.passes import PassContext
+from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.analysis.second_results import second_results_s
+from tilewright.passes.graph.recompute.kernel_view import bytes_per_s, readers
+from tilewright.passes.graph.recompute.saving_problem import Recomputable, Saving, SavingProblem
+
+#: ops that only name elements of what they read
+_VIEWS = SAME_MEMORY | {Elements.CUTS}
+#: ops that compute each element where it is read, as part of the kernel that reads it
+_IN_READERS = frozenset(
+    {
+        Elements.MAPS,
+        Elements.MAPS_PER_CHANNEL,
+        Elements.STRIDES,
+        Elements.REPEATS,
+        Elements.CREATES,
+        Elements.MOVES,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The forward ops of a function whose results depend on more than constants, and what is read of them.
+
+    makes: the op of every value that can be saved. needed: what ops of the backward pass read of them.
+    """
+
+    ops: tuple[Op, ...]
+    makes: dict[Value, Op]
+    needed: frozenset[Value]
+
+    @classmethod
+    def of(cls, func: Func) -> Boundary:
+        """The boundary of a function of the graph level; without ops where it has no backward pass."""
+        forward = forward_ops(func)
+        ops = tuple(op for op in func.body.ops if op in forward and op.operands)
+        makes = {r: op for op in ops for r in op.results}
+        backward = [op for op in func.body.ops[:-1] if op not in forward]
+        needed = frozenset(v for op in backward for v in op.operands if v in makes)
+        return cls(ops, makes, needed)
+
+
+def saving_problem(
+    func: Func,
+    boundary: Boundary,
+    hardware: Hardware,
+    ctx: PassContext,
+    *,
+    stored: Collection[Op],
+    apart: Collection[Op] = (),
+    kept: Collection[Value] = (),
+    tf32: bool = False,
+) -> SavingProblem[Value]:
+    """The costs of saving each value and of computing each op again.
+
+    stored: ops whose results the forward pass stores for its own readers. apart: ops that were seen to become
+    kernels of their own when they are computed again. kept: values that are not to be computed again.
+    """
+    rate = bytes_per_s(hardware, sum(v.tensor.nbytes for v in boundary.makes))
+    read_by = readers(func)
+    forward = frozenset(boundary.ops)
+    costs: dict[Value, Saving] = {}
+    ops = []
+    for op in boundary.ops:
+        reads = tuple(v for v in dict.fromkeys(op.operands) if v in boundary.makes)
+        outside_s = sum(v.tensor.nbytes for v in op.operands if v not in boundary.makes) / rate
+        if op_def(op.name).effects or any(r in kept for r in op.results):
+            again_s = inf
+        else:
+            again_s = _again_s(op, op in apart, outside_s, rate, hardware, ctx, tf32=tf32)
+        ops.append(Recomputable(reads, op.results, again_s))
+        for r in op.results:
+            moved_s = r.tensor.nbytes / rate
+            count = sum(o not in forward for o in read_by.get(r, ()))
+            alias = facts_of(op.name).elements in _VIEWS
+            save_s = 0.0 if op in stored or alias else moved_s + second_results_s([r], hardware)
+            costs[r] = Saving(r.tensor.nbytes, save_s, moved_s, count * moved_s)
+    return SavingProblem(tuple(ops), costs, boundary.needed)
+
+
+def _again_s(
+    op: Op, apart: bool, outside_s: float, rate: float, hardware: Hardware, ctx: PassContext, *, tf32: bool
+) -> float:
+    """Seconds of computing an op again, without the reads of activations.
+
+    In the kernel that reads the result it is arithmetic; alone it is a kernel, whose result is written and
+    read.
+    """
+    elements = facts_of(op.name).elements
+    if elements in _VIEWS:
+        return 0.0
+    moved_s = 2 * sum(r.tensor.nbytes for r in op.results) / rate
+    if elements in _IN_READERS:
+        arithmetic_s = op_flops(op) / hardware.peak_flops_per_s + outside_s
+        return arithmetic_s + (moved_s + hardware.stream.boundary_s if apart else 0.0)
+    return ctx.estimator.op_s(op, hardware, tf32=tf32) + hardware.stream.boundary_s + moved_s / 2

@@ -1,0 +1,162 @@
+"""choose-saved: same bits, no slower by the model, less memory within a budget, refusals, and no effect elsewhere."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.compilation.lowering import lower
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import Block, Constants, Func, InputError, Level, Module, TensorType, Value
+from tilewright.ir.graph_code import GraphWriter
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.graph.recompute.kernel_view import kernel_view
+from tilewright.passes.pipelines import GRAPH
+from tilewright.compilation.lowering import pass_context
+
+H100 = pass_context(resolve_target("cuda:sm_90a"))
+CPU = pass_context(resolve_target("opencl"))
+
+
+def perceptron(layers: int, width: int, batch: int) -> Module:
+    """Dense layers with an activation of several elementwise ops, and the mean of squares behind them."""
+    rng = np.random.default_rng(0)
+    w = GraphWriter()
+    x = Value(TensorType("f32", (batch, width)), "x")
+    h = w.tensor(x)
+    names = [f"w{i}" for i in range(layers)]
+    for i, name in enumerate(names):
+        weight = rng.standard_normal((width, width)) / np.sqrt(width)
+        with w.at(f"layer{i}"):
+            h = w.op("dense", h, w.constant(weight.astype(np.float32), name))
+            h = h * ((h * 0.75 + h * h * h * 0.04).tanh() + 1.0) * 0.5
+    loss = (h * h).mean()
+    w.builder.emit("graph.return", [loss.value], types=())
+    main = Func(Level.GRAPH, "main", Block((x,), w.ops), (loss.value.type,))
+    return Module("perceptron", (main,), (("parameters", tuple(names)),), w.constants)
+
+
+def gradients(layers=4, width=8, batch=256) -> Module:
+    module = tw.grad(perceptron(layers, width, batch))
+    return run_pipeline(module, GRAPH, CPU)
+
+
+def chosen(module: Module, context=CPU, **options) -> Module:
+    text = ", ".join(f"{k}={v}" for k, v in options.items())
+    out = run_pipeline(module, Pipeline.parse(f"choose-saved{{{text}}}"), context)
+    tw.verify(out)
+    return out
+
+
+def view(module: Module, context=CPU):
+    return kernel_view(module.main, context.hardware, context)
+
+
+def test_the_forward_pass_is_what_the_loss_depends_on():
+    module = gradients(2)
+    forward = forward_ops(module.main)
+    assert {op.loc.endswith("'") for op in forward if op.loc} == {False}
+    assert {op.loc.endswith("'") for op in module.main.body.ops if op.loc and op not in forward} == {True}
+
+
+def test_the_default_is_faster_by_the_model_where_activations_are_wide():
+    module = gradients(3, 1024, 4096)
+    out = chosen(module, H100)
+    assert out.main["recomputed"] > 0
+    before, after = view(module, H100), view(out, H100)
+    assert after.seconds < 0.95 * before.seconds
+    assert after.peak_bytes < before.peak_bytes
+
+
+@pytest.mark.parametrize(("width", "batch"), [(8, 4), (64, 64), (256, 2048)])
+def test_the_default_is_never_slower_than_saving_everything(width, batch):
+    module = gradients(2, width, batch)
+    for context in (CPU, H100):
+        assert view(chosen(module, context), context).seconds <= view(module, context).seconds
+
+
+def test_results_are_the_same_bits():
+    module = gradients()
+    out = chosen(module, checkpoint="blocks")
+    assert out.main["recomputed"] > 10
+    x = np.random.default_rng(1).standard_normal((256, 8)).astype(np.float32)
+    for a, b in zip(tw.interpret(module, x), tw.interpret(out, x), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_computed_again_stays_so():
+    """Neither equal ops nor kernels that store two results bring it back."""
+    module = chosen(gradients(), checkpoint="blocks")
+    again = run_pipeline(module, Pipeline.parse("cse, dce"), CPU)
+    assert len(again.main.body.ops) == len(module.main.body.ops)
+    assert str(chosen(module, checkpoint="none")) == str(module)
+    assert view(module).peak_bytes < 0.6 * view(gradients()).peak_bytes
+
+
+def test_a_smaller_budget_takes_less_memory_and_more_seconds():
+    module = gradients(6, 64, 1024)
+    most = view(chosen(module)).peak_bytes
+    least = view(chosen(module, checkpoint="blocks")).peak_bytes
+    seconds, arenas = [], []
+    for share in (1.0, 0.6, 0.3, 0.0):
+        budget = int(least + share * (most - least))
+        out = chosen(module, memory_budget=budget)
+        assert view(out).peak_bytes <= budget
+        seconds.append(view(out).seconds)
+        step = module.with_funcs((module.main.with_attrs(memory_budget=budget),))
+        with tw.compile(step, target="opencl") as exe:
+            arenas.append(exe.plan.arena_bytes)
+    assert seconds == sorted(seconds) and seconds[-1] > seconds[0]
+    assert arenas == sorted(arenas, reverse=True) and arenas[-1] < 0.6 * arenas[0]
+
+
+def test_compiled_gradients_agree_within_a_budget():
+    module = gradients(3, 16, 32)
+    x = np.random.default_rng(2).standard_normal((32, 16)).astype(np.float32)
+    exact = tw.interpret(module, x, precision="fp64")
+    for checkpoint in ("auto", "blocks"):
+        step = module.with_funcs((module.main.with_attrs(checkpoint=checkpoint),))
+        with tw.compile(step, target="opencl") as exe:
+            for got, expected in zip(exe(x), exact, strict=True):
+                assert np.linalg.norm(got - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def test_a_budget_that_cannot_be_met_says_the_least():
+    module = gradients()
+    with pytest.raises(InputError, match=r"memory budget of at least \d+ bytes \(.* MiB\).*, got 1000") as e:
+        chosen(module, memory_budget=1000)
+    least = int(str(e.value).split("at least ")[1].split()[0])
+    assert view(chosen(module, memory_budget=least)).peak_bytes <= least
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"checkpoint": "some"}, "expected checkpoint auto, none or blocks, got 'some'"),
+        ({"memory_budget": -1}, "expected memory_budget in bytes, got -1"),
+        ({"memory_budget": "8GiB"}, "expected memory_budget in bytes, got '8GiB'"),
+    ],
+)
+def test_bad_attributes(attributes, message):
+    module = gradients(1)
+    with pytest.raises(InputError, match=message):
+        chosen(module.with_funcs((module.main.with_attrs(**attributes),)))
+
+
+def test_networks_without_a_backward_pass_stay():
+    module = perceptron(2, 8, 4)
+    assert chosen(module, checkpoint="blocks") is module
+    assert "loss" not in str(tw.grad(module, value=False))
+
+
+def test_a_loss_must_be_a_result():
+    module = gradients(1)
+    with pytest.raises(InputError, match=r"expected loss to be the position of one of 2 results, got 7"):
+        tw.verify(module.with_funcs((module.main.with_attrs(loss=7),)))
+
+
+def test_constants_are_shared_by_both_passes():
+    lowered = lower(chosen(gradients(), checkpoint="blocks"), resolve_target("opencl"))
+    names = [op["name"] for op in lowered.tensor.main.body.ops if op.name == "tensor.constant"]
+    assert len(names) == len(set(names))
+    assert isinstance(lowered.graph.constants, Constants)
