@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tilewright.compilation.lowering import build, lower, training_step
+from tilewright.compilation.memory_budget import exceeds_memory_budget
 from tilewright.compilation.option_values import (
     PARTITIONER,
     ConvAlgorithm,
@@ -167,6 +168,8 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     work = work_of(plan, kernel_costs(lowered.records), target.hardware)
     device = partial(open_device, str(target))
     chosen = choose_streams(plan, policy, work, constants=constants, device=device)
+    if exceeds_memory_budget(module, chosen.plan):  # what runs side by side shares no memory
+        chosen = choose_streams(plan, "serial", work, constants=constants, device=device)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
     facts["streams"] = chosen.facts()

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from tilewright.codegen import KernelSource
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
 from tilewright.compilation.kernel_records import KernelRecord, kernel_records
+from tilewright.compilation.memory_budget import within_memory_budget
 from tilewright.compilation.option_values import PARTITIONER
 from tilewright.compilation.own_passes import NO_PASSES, OwnPasses
 from tilewright.compilation.planning import plan_module
@@ -143,14 +144,17 @@ def lower(
     algorithm = "" if measured else conv_algorithm
     stages = official_stages(module.main.level, target.language, precision, algorithm, workspace, partitioner)
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
-    return lower_from(
+    return within_memory_budget(
         module,
-        target,
-        stages,
-        own,
-        context=context,
-        choose_algorithms=choose_algorithms if measured else None,
-        choose=choose,
+        lambda m: lower_from(
+            m,
+            target,
+            stages,
+            own,
+            context=context,
+            choose_algorithms=choose_algorithms if measured else None,
+            choose=choose,
+        ),
     )
 
 

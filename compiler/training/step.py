@@ -18,12 +18,15 @@ from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import INFERENCE, Attr, Block, Func, Value
 from tilewright.ir.types import FLOATS, ArrayType, TensorType, array_type, dtype_name
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.framework.pipeline import Pipeline
 from tilewright.passes.graph.fix_loss_scale import AUTO, GOOD, SCALE
 from tilewright.passes.graph.gradients.differentiate import backward
 from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.recompute.choose_saved import CHECKPOINT, MEMORY_BUDGET
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import did_you_mean
+from tilewright.streaming.memory_size import memory_bytes
 from tilewright.training import losses, optim
 from tilewright.training.losses import Loss, Target, wide
 
@@ -65,10 +68,31 @@ class StepOptions:
             raise InputError(f"expected to accumulate 1 or more batches, got {self.accumulate!r}")
         if self.on_nan not in ("ignore", "skip", "raise"):
             raise InputError(f"expected on_nan ignore, skip or raise, got {self.on_nan!r}")
+        if self.checkpoint not in ("auto", "none", "blocks"):
+            raise InputError(f"expected checkpoint auto, none or blocks, got {self.checkpoint!r}")
+        if self.memory_budget is not None:
+            memory_bytes(self.memory_budget, where=MEMORY_BUDGET)
+        if self.on_nan == "raise" and (self.checkpoint == "blocks" or self.memory_budget is not None):
+            raise InputError(
+                "expected no memory_budget and no checkpoint with on_nan='raise', where the loss that a step "
+                "returns depends on its gradients; use on_nan='skip'"
+            )
         if self.unused not in ("error", "keep"):
             raise InputError(f"expected unused error or keep, got {self.unused!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise InputError(f"expected a seed of 0 to 2**64 - 1, got {self.seed!r}")
+
+    def saving(self) -> dict[str, Attr]:
+        """The attributes of the step that the pass choose-saved reads.
+
+        The loss that a step with on_nan='raise' returns is not the one that was differentiated.
+        """
+        attrs: dict[str, Attr] = {} if self.on_nan == "raise" else {LOSS: 0}
+        if self.checkpoint != "auto":
+            attrs[CHECKPOINT] = self.checkpoint
+        if self.memory_budget is not None:
+            attrs[MEMORY_BUDGET] = memory_bytes(self.memory_budget, where=MEMORY_BUDGET)
+        return attrs
 
 
 def train_step(
@@ -84,7 +108,7 @@ def train_step(
     accumulate: int = 1,
     on_nan: Literal["ignore", "skip", "raise"] = "ignore",
     unused: Literal["error", "keep"] = "error",
-    checkpoint: str = "auto",
+    checkpoint: Literal["auto", "none", "blocks"] = "auto",
     memory_budget: int | str | None = None,
     seed: int = 0,
 ) -> Module:
@@ -111,7 +135,10 @@ def train_step(
     on_nan: what a run does whose loss or gradients are not finite: `ignore` (it updates), `skip` (it does
         not), or `raise`: no state changes, and `exe.step` raises InputError.
     unused: `keep` trains without parameters that the loss does not depend on, which are an error by default.
-    checkpoint, memory_budget: what the compiler saves of the forward pass for the backward pass.
+    checkpoint: what the backward pass reads stored of the forward pass: `auto` what is faster so by the cost
+        model than computed again, `none` everything (nothing is computed again), `blocks` inputs of blocks.
+    memory_budget: bytes on the device, or a text such as `8GiB`, that state, inputs and everything else of a
+        run keep to; what does not fit is computed again where that costs the least time.
     seed: of random numbers.
 
     Raises InputError or UnsupportedError naming the parameter, op or option.
@@ -502,7 +529,7 @@ class _Step:
             block.with_ops(live_ops(block)),
             tuple(v.type for v in values),
             tuple((k, a) for k, a in trained.main.attrs if k != "updates"),
-        ).with_attrs(updates=pairs)
+        ).with_attrs(updates=pairs, **self.options.saving())
         network = self.network
         attrs: dict[str, Attr] = {"parameters": tuple(self.trained)}
         if ranges:

@@ -6,7 +6,7 @@ forward pass is what that result depends on; all other ops are of the backward p
 
 from __future__ import annotations
 
-from tilewright.ir import Func, Op, Value
+from tilewright.ir import Func, Op
 
 #: the function attribute with the position of the result that was differentiated
 LOSS = "loss"

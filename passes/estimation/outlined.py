@@ -1,4 +1,4 @@
-"""Seconds of a kernel whose parameters are not chosen yet: what any parameters take, and what fusion costs."""
+"""Seconds of a kernel without parameters: what any parameters take, and what its fusion costs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def outlined_s(kernel: Func, hardware: Hardware, bytes_per_s: float | None = Non
         return max(least, whole_s) + boundary_s
     core_s = _core_bytes(kernel, product) / bytes_per_s
     beside_s = hardware.fusion.exposed_share * max(0.0, whole_s - core_s)
-    return max(least, whole_s, max(least, core_s) + beside_s + second_results_s(results[1:], hardware)) + boundary_s
+    return (
+        max(least, whole_s, max(least, core_s) + beside_s + second_results_s(results[1:], hardware))
+        + boundary_s
+    )
 
 
 def _core_bytes(kernel: Func, product: Op) -> int:

@@ -10,6 +10,7 @@ from tilewright.ir import Builder, Func, Level, Op, Pairs, Sym, Value
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
+from tilewright.passes.analysis.minimum_cut import least_cost
 from tilewright.passes.tensor.layouts.axes import (
     Order,
     channels_last_orders,
@@ -18,7 +19,6 @@ from tilewright.passes.tensor.layouts.axes import (
     rewritten,
 )
 from tilewright.passes.tensor.layouts.cost import LayoutCosts, has_matrix_units
-from tilewright.passes.analysis.minimum_cut import least_cost
 
 
 @register_pass(Level.TENSOR)

@@ -23,12 +23,12 @@ CHECKPOINT, MEMORY_BUDGET = "checkpoint", "memory_budget"
 #: cuts that follow each other, each with what the kernels of the one before store
 ROUNDS = 3
 #: numbers of segments that are tried for a budget of memory; `blocks` takes the one of the lowest peak
-SEGMENTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SEGMENTS = (1, 2, 4, 8, 16)
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 
 
-@register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
+@register_pass(Level.GRAPH, requires={"shapes-known"})
 def choose_saved(
     module: Module,
     ctx: PassContext,
@@ -39,8 +39,8 @@ def choose_saved(
 ) -> Module:
     """Compute forward values again in the backward pass where that takes less time than saving them.
 
-    rewrite: %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %dw = graph.matmul(%dy, %a)
-        -->  %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %b = graph.exp(%x); %dw = graph.matmul(%dy, %b)
+    rewrite: %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %g = graph.matmul(%dy, %a)
+        -->  %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %b = graph.exp(%x); %g = graph.matmul(%dy, %b)
 
     Functions without a backward pass (attribute `loss`) stay as they are. checkpoint: `auto` takes the choice
     of the least seconds by the cost model, which is one minimum cut; saving everything where that is no

@@ -11,9 +11,7 @@ from tilewright.passes.graph.recompute.saving_costs import Boundary
 from tilewright.passes.rewriting.values import copied_ops
 
 
-def with_copies(
-    func: Func, boundary: Boundary, again: Collection[Op]
-) -> tuple[Func, dict[Op, Op]]:
+def with_copies(func: Func, boundary: Boundary, again: Collection[Op]) -> tuple[Func, dict[Op, Op]]:
     """The function with a copy of each of these forward ops before the first backward op that needs it.
 
     Copies carry the location of their op with a prime, as all of the backward pass. Ops of which no copy is

@@ -26,9 +26,7 @@ class KernelView:
 def kernel_view(func: Func, hardware: Hardware, ctx: PassContext) -> KernelView:
     """Lower a graph-level function to kernels without parameters and look at them."""
     marks = {f"#{i}": op for i, op in enumerate(func.body.ops)}
-    marked = func.with_body(
-        func.body.with_ops(tuple(replace(op, loc=mark) for mark, op in marks.items()))
-    )
+    marked = func.with_body(func.body.with_ops(tuple(replace(op, loc=mark) for mark, op in marks.items())))
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
     module = Module("kernels", (replace(marked, name="main"),), constants=Constants({}))
     kernels = ctx.estimator.stored_kernels(module, quiet)

@@ -34,7 +34,7 @@ MILP_S = 20.0
 
 @dataclass(frozen=True)
 class Recomputable(Generic[V]):
-    """An op of the forward pass: the activations it reads, what it makes, and its seconds when computed again.
+    """An op of the forward pass: the activations it reads, what it makes, its seconds when computed again.
 
     again_s is infinite for an op that cannot be, or must not be, computed again.
     """

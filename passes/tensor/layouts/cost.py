@@ -15,8 +15,8 @@ from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read, is_view
-from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
 from tilewright.passes.analysis.minimum_cut import Energy
+from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
 
 #: CUDA architecture from which tensor cores are used
 FIRST_MATRIX_ARCH = 80

@@ -16,11 +16,11 @@ from tilewright.ir import Level
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.pipelines import official_stages
 from tilewright.passes.analysis import minimum_cut as cut
+from tilewright.passes.analysis.minimum_cut import Energy, least_cost
+from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.layouts.axes import channels_last_orders
 from tilewright.passes.tensor.layouts.cost import LayoutCosts
-from tilewright.passes.analysis.minimum_cut import Energy, least_cost
 
 H100 = resolve_target("cuda:sm_90a")
 

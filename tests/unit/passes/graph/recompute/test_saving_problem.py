@@ -1,7 +1,7 @@
 """What to save: minimum cuts and integer programs against all choices of small random problems."""
 
 import random
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import inf
 
 import pytest
@@ -60,7 +60,8 @@ def test_the_integer_program_is_the_best_of_all_choices_within_a_budget(seed):
         if not fitting:
             assert choice is None
         else:
-            assert choice is not None and p.nbytes(choice) <= nbytes
+            assert choice is not None
+            assert p.nbytes(choice) <= nbytes
             assert p.seconds(choice) == pytest.approx(min(fitting), rel=1e-7, abs=1e-15)
 
 
@@ -71,7 +72,7 @@ def test_corners_of_the_hull_bound_every_choice(seed):
     assert corners == sorted(corners, key=lambda c: (-c[0], c[1]))
     for c in every_choice(p):
         nbytes, seconds = p.nbytes(c), p.seconds(c)
-        for (more, fast), (less, slow) in zip(corners, corners[1:], strict=False):
+        for (more, fast), (less, slow) in pairwise(corners):
             if less <= nbytes <= more:
                 line = fast + (slow - fast) * (more - nbytes) / (more - less)
                 assert seconds >= line - 1e-9 * abs(line) - 1e-15
