@@ -98,25 +98,29 @@ def cross_entropy(
         along = tuple(classes if d == at else 1 for d in range(logits.rank))
         column = labels.reshape(*(1 if d == at else n for d, n in enumerate(logits.shape)))
         hit = w.op("arange", stop=classes, dtype=labels.dtype).reshape(*along).equal(column)
-        logarithms = w.op("log_softmax", wide(logits), axis=at)
+        x = wide(logits)
+        # The largest logit cancels out, so that nothing needs to be sent back to it.
+        shifted = x - x.max(at, keepdims=True).stop_gradient()
+        logarithm = shifted.exp().sum(at).log()
         weight = None
         if factors is not None:
             weight = w.constant(factors, "class_weights").reshape(*along)
-        terms = _smoothed(hit, logarithms, weight, label_smoothing / classes, 1 - label_smoothing)
-        rows = -terms.sum(at)
         share = None if weight is None else hit.where(weight, 0).sum(at)
+        shares = _shares(hit, weight, 1 - label_smoothing, label_smoothing / classes)
+        rows = logarithm - hit.where(shifted, 0).sum(at)
+        if shares is not None:
+            rows = logarithm * shares.sum(at) - (shares * shifted).sum(at)
         return _over_rows(rows, labels, classes, share, ignore_index, reduction)
 
     return Loss("cross_entropy", value, targets)
 
 
-def _smoothed(hit: Tensor, logs: Tensor, weight: Tensor | None, all_share: float, own: float) -> Tensor:
-    """Logarithms times the share of each class in the label, and times its weight."""
-    if all_share == 0:
-        return hit.where(logs if weight is None else logs * weight, 0)
-    w = logs.writer
-    shares = hit.where(w.number(own + all_share, "f32"), all_share)
-    return logs * (shares if weight is None else shares * weight)
+def _shares(hit: Tensor, weight: Tensor | None, own: float, everyone: float) -> Tensor | None:
+    """The share of every class in the label, times its weight; none where the label has all of it."""
+    if weight is None and everyone == 0:
+        return None
+    shares = hit.where(hit.writer.number(own + everyone, "f32"), everyone)
+    return shares if weight is None else shares * weight
 
 
 def _over_rows(

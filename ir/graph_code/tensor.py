@@ -170,6 +170,10 @@ class Tensor:
         """1 / (1 + exp(-x))."""
         return self.writer.op("sigmoid", self)
 
+    def stop_gradient(self) -> Tensor:
+        """The same elements, which count as constants where the function is differentiated."""
+        return self.writer.op("stop_gradient", self)
+
     def cast(self, dtype: str) -> Tensor:
         """The elements as `dtype`; the tensor itself where they are."""
         return self if dtype == self.dtype else self.writer.op("cast", self, dtype=dtype)

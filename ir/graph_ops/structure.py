@@ -59,3 +59,11 @@ define(
     evaluate=lambda x, a: [x[0]],
     facts=movement(Elements.KEEPS, same_dimensions, attributes_stay, gradient=Gradient.RULE),
 )
+define(
+    "graph.stop_gradient",
+    ("x",),
+    "x, which counts as a constant where the function is differentiated.",
+    infer=lambda t, a: tensors(t),
+    evaluate=lambda x, a: [x[0]],
+    facts=movement(Elements.KEEPS, same_dimensions, attributes_stay, gradient=Gradient.NONE),
+)

@@ -19,7 +19,9 @@ from tilewright.passes.rewriting.constant_pool import ConstantPool
 CONVOLUTIONS = frozenset(f"graph.conv{n}d" for n in (1, 2, 3))
 PRODUCTS = CONVOLUTIONS | {"graph.dense", "graph.matmul", "graph.batch_matmul"}
 #: ops that may give back what they read
-_SAME = frozenset(f"graph.{n}" for n in ("reshape", "squeeze", "broadcast_to", "dropout", "copy"))
+_SAME = frozenset(
+    f"graph.{n}" for n in ("reshape", "squeeze", "broadcast_to", "dropout", "copy", "stop_gradient")
+)
 #: readers that write what they read to a place of its own: a slice there would be a copy
 _PLACED = frozenset({"graph.concatenate", "graph.stack", "graph.return"})
 #: rows and first elements of what tensor cores copy asynchronously lie at multiples of so many bytes

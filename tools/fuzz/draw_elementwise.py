@@ -149,6 +149,7 @@ _CAREFUL: dict[str, Callable[[RandomGraph], object]] = {
     "clip": _clip,
     "leaky_relu": lambda p: p.emit("leaky_relu", p.pick(), alpha=p.choose([0.01, 0.25])),
     "copy": lambda p: p.emit("copy", p.pick("number")),
+    "stop_gradient": lambda p: p.emit("stop_gradient", p.pick("number")),
     "dropout": lambda p: p.emit("dropout", p.pick()),
 }
 #: all other elementwise ops are drawn as their definitions say

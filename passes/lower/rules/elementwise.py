@@ -151,7 +151,7 @@ def cast(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     return [elementwise(b, x, t, lambda i, p: i.cast(p[0], t.dtype))]
 
 
-@lowering("graph.dropout", "graph.copy")
+@lowering("graph.dropout", "graph.copy", "graph.stop_gradient")
 def nothing(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """At inference these pass their operand on."""
     return [x[0]]

@@ -107,3 +107,18 @@ def test_what_is_refused():
 def test_every_op_with_a_rule_says_so():
     stated = {d.name for d in op_defs() if d.name.startswith("graph.") and d.facts.gradient is Gradient.RULE}
     assert stated == set(GRADIENTS)
+
+
+def test_nothing_is_sent_back_through_stop_gradient():
+    text = """module @m {
+      graph.func @main(%x: f32[3]) -> f32[] {
+        %0 = graph.stop_gradient(%x) : f32[3]
+        %1 = graph.multiply(%x, %0) : f32[3]
+        %2 = graph.sum(%1, axis = [0], keepdims = false) : f32[]
+        graph.return(%2)
+      }
+    }"""
+    x = np.asarray([1.0, -2.0, 3.0], np.float32)
+    value, gradient = tw.interpret(tw.grad(tw.parse(text)), x)
+    assert value == 14
+    np.testing.assert_array_equal(gradient, x)

@@ -1,0 +1,113 @@
+"""Pass inline-maps: in training steps, cheap maps of little data are computed where maps read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tilewright.ir import Func, Level, Module, Op, Value
+from tilewright.ir.expr import Expr, substitute
+from tilewright.ir.nodes import Attr
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
+from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.values import copied_ops, with_indices
+
+#: additions per point up to which a map is cheap, those of the maps inlined in it included
+MAX_COST = 8
+#: bytes of inputs of the function up to which reading them again costs less than a launch
+SMALL_BYTES = 1 << 16
+
+
+@register_pass(Level.TENSOR)
+def inline_maps(module: Module, ctx: PassContext) -> Module:
+    """Write maps that make more than they read into the bodies of the maps that read them.
+
+    rewrite:  %hit = tensor.map(%labels) {index(c) == label}; %y = tensor.map(%x, %hit) {select(hit, x, 0)}
+        -->   %y = tensor.map(%x, %labels) {select(index(c) == label, x, 0)}
+
+    A backward pass reads such values (masks of labels, gradients that are one number for all elements) in
+    several kernels, where one that is stored would be written and read again and again. Reductions go on
+    reading the map, which becomes their prologue where nothing else reads it. Only functions with state
+    (`updates`) change.
+    """
+    main = module.main
+    if main.level is not Level.TENSOR or not main.updates:
+        return module
+    new = _inlined(main)
+    return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
+
+
+def _inlined(main: Func) -> Func:
+    cheap: dict[Value, Op] = {}
+    small = {p for p in main.params if p.tensor.nbytes <= SMALL_BYTES}
+    ops: list[Op] = []
+    for op in main.body.ops:
+        if op.name == "tensor.constant" and op.result.tensor.nbytes <= SMALL_BYTES:
+            small.add(op.result)
+        new = op
+        if op.name == "tensor.map" and not is_copy(op):
+            new = _with_bodies(op, cheap)
+            if len(new.results) == 1 and _is_cheap(new, small):
+                cheap[new.result] = new
+        ops.append(new)
+    block = main.body.with_ops(tuple(ops))
+    return main if block is main.body else main.with_body(block.with_ops(live_ops(block)))
+
+
+def _is_cheap(op: Op, small: set[Value]) -> bool:
+    """Whether computing a map again costs less than storing it."""
+    if recompute_cost(op) > MAX_COST:
+        return False
+    if op.result.tensor.nbytes > sum(v.tensor.nbytes for v in op.operands):
+        return True
+    return all(v in small for v in op.operands)
+
+
+def _with_bodies(op: Op, cheap: dict[Value, Op]) -> Op:
+    """The map with the bodies of cheap maps that it reads in the place of their results."""
+    inside = {i for i, v in enumerate(op.operands) if v in cheap and fills(op)[i] is None}
+    if not inside or op.body is None:
+        return op
+    operands: list[Value] = []
+    indices: list[tuple[Expr, ...]] = []
+    outside: list[Attr] = []
+    params: list[Value] = []
+    body: list[Op] = []
+    new: dict[Value, Value] = {}
+    for i, value in enumerate(op.operands):
+        if i not in inside:
+            operands.append(value)
+            indices.append(tuple(reads(op)[i]))
+            outside.append(fills(op)[i])
+            params.append(op.body.params[i])
+            continue
+        source = cheap[value]
+        assert source.body is not None
+        env = dict(zip(dims(source, "par"), reads(op)[i], strict=True))
+        own = [Value(p.type, p.hint) for p in source.body.params]
+        operands += source.operands
+        indices += [_placed(at, env, op) for at in reads(source)]
+        outside += fills(source)
+        params += own
+        values = dict(zip(source.body.params, own, strict=True))
+        *ops, last = _indexed(source, env, op).body.ops  # type: ignore[union-attr]
+        body += copied_ops(ops, values)
+        new[op.body.params[i]] = values.get(last.operands[0], last.operands[0])
+    body += [o.with_operands(tuple(new.get(v, v) for v in o.operands)) for o in op.body.ops]
+    attrs: dict[str, Attr] = {"reads": tuple(indices)}
+    if op.get("fill") or any(fill is not None for fill in outside):
+        attrs["fill"] = tuple(outside)
+    block = replace(op.body, params=tuple(params), ops=tuple(body))
+    return replace(op.with_attrs(**attrs), operands=tuple(operands), body=block)
+
+
+def _placed(at: Sequence[Expr], env: dict[str, Expr], reader: Op) -> tuple[Expr, ...]:
+    return tuple(simplify(substitute(e, env), ranges_of(reader)) for e in at)
+
+
+def _indexed(source: Op, env: dict[str, Expr], reader: Op) -> Op:
+    """The map with the indices in its body as its reader has them."""
+    return with_indices(source, lambda e: simplify(substitute(e, env), ranges_of(reader)))
