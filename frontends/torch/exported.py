@@ -13,18 +13,24 @@ import numpy as np
 from tilewright.frontends.relax import from_module
 from tilewright.frontends.torch.decompositions import FAILURES, core_program
 from tilewright.frontends.torch.survey import survey
+from tilewright.frontends.torch.training import inference_form, with_lasting_dropout
 from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError, UnsupportedError, file_path
 from tilewright.ir.nodes import Module
 from tilewright.ir.types import TensorType, dtype_name
 
 
-def from_exported(program: Any) -> Module:
+def from_exported(program: Any, *, training: bool = False) -> Module:
     """The graph-level module of a `torch.export.ExportedProgram`, made through TVM's importer for Relax.
 
     Inputs of the module are the program's tensor inputs in order; parameters, buffers and constants become
     constants; outputs are the program's tensor outputs in order, with nested containers flattened. What
     training may change (`Module.parameters`) are the parameters that require a gradient, never the buffers.
+
+    The module is the network as inference runs it; dropout that is off, and batch norms, stay ops, which
+    `tilewright.train_step` gives back their meaning in training. training: take a program that was exported
+    in training mode for the network that it trains, instead of refusing it. So dropout inside attention is
+    kept, too, which an export after `.eval()` does not hold.
 
     Raises InputError for anything else and where torch or apache-tvm is missing, and one UnsupportedError
     with the places of all that cannot be imported: operators, training mode, random numbers, changes of
@@ -35,21 +41,24 @@ def from_exported(program: Any) -> Module:
         kind = f"{type(program).__module__}.{type(program).__qualname__}"
         raise InputError(f"expected a torch.export.ExportedProgram, got {kind}")
     _installed("tvm")
+    if training:
+        program = inference_form(program)
     translator = import_module("tilewright.frontends.torch.translator")
-    survey(program, None)
+    survey(program, None, training=training)
     frozen = _frozen(program)
-    program = _on_host(core_program(program))
-    survey(program, translator.operators())
+    program = _on_host(core_program(with_lasting_dropout(program)))
+    survey(program, translator.operators(), training=training)
     module = from_module(translator.translated(program), _parameters(program), inputs=_inputs(program))
     _check_results(module, program)
     trained = tuple(name for name in module.parameters if name not in frozen)
     return module if trained == module.parameters else module.with_attrs(parameters=trained)
 
 
-def load(path: str | Path) -> Module:
+def load(path: str | Path, *, training: bool = False) -> Module:
     """The graph-level module of a file written by `torch.export.save` (.pt2).
 
-    The file is read by torch, which unpickles parts of it: read files of people you trust only.
+    The file is read by torch, which unpickles parts of it: read files of people you trust only. training: as
+    of `from_exported`.
     Raises InputError where the file cannot be read, and as `from_exported`.
     """
     file = file_path(path)
@@ -61,7 +70,7 @@ def load(path: str | Path) -> Module:
         raise InputError(
             f"expected a file written by torch.export.save: {_first_line(error)}", where=str(path)
         ) from error
-    return from_exported(program)
+    return from_exported(program, training=training)
 
 
 def _on_host(program: Any) -> Any:

@@ -7,8 +7,11 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from tilewright.frontends.importing.findings import OPERATORS, Findings
+from tilewright.frontends.torch.corrections.attention_forms import POSITIONS
 
-TRAINING = "operators in training mode (export the model after .eval())"
+TRAINING = (
+    "operators in training mode (export the model after .eval(), or import it to train it: training=True)"
+)
 RANDOM = "random numbers"
 DYNAMIC = "dimensions that are not constant (export without dynamic_shapes)"
 MUTATION = "values that the program changes in place and keeps"
@@ -36,10 +39,11 @@ _TRAINING_FLAGS = {
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-def survey(program: Any, known: Container[str] | None) -> None:
+def survey(program: Any, known: Container[str] | None, *, training: bool = False) -> None:
     """Raise UnsupportedError naming all that stands in the way of importing a program, with its places.
 
-    known: names of the operators that can be imported; None leaves them unchecked.
+    known: names of the operators that can be imported; None leaves them unchecked. training: attention may
+    drop weights, as its translation does.
     """
     findings = Findings()
     _look_at_outputs(program, findings)
@@ -50,7 +54,7 @@ def survey(program: Any, known: Container[str] | None) -> None:
         if node.op != "call_function":
             continue
         name = operator_name(node)
-        if _trains(node, name):
+        if _trains(node, name) or (not training and _drops_weights(node, name)):
             findings.add(TRAINING, name, place)
         elif draws(node):
             if node.users:
@@ -122,6 +126,10 @@ def _trains(node: Any, name: str) -> bool:
         return training and node.args[1] != 0
     # Recurrent networks only drop out in training, between layers.
     return training and not (base in _RECURRENT and node.args[5] == 0)
+
+
+def _drops_weights(node: Any, name: str) -> bool:
+    return name in POSITIONS and bool(_argument(node, "dropout_p", POSITIONS[name][1]))
 
 
 def _argument(node: Any, name: str, position: int) -> Any:

@@ -135,15 +135,19 @@ def _isinf(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _dropout(emit: FoldingEmitter, node: Node) -> Result:
-    """The identity at inference, with a mask that keeps everything."""
-    node.drop("ratio", "seed", "is_test")
-    x = node.tensor(0)
+    """The identity at inference, with a mask that keeps everything; the ratio, where it is known, stays."""
+    node.drop("seed", "is_test")
+    x, rate = node.tensor(0), node.real("ratio", 0.5)
+    if node.has(1):
+        known = emit.known(node.tensor(1))
+        rate = 0.0 if known is None else float(known.reshape(()))
     if node.has(2):
         ratio = node.optional(1)
         nothing = ratio is not None and not emit.static(ratio, "the ratio").any()
         if emit.static(node.tensor(2), "training_mode").any() and not nothing:
             raise UnsupportedError("expected training_mode to be false or the ratio zero: dropping is random")
-    return x, emit.full(True, "bool", x.tensor.shape) if node.wants(1) else None
+    out = emit.value("dropout", x, rate=rate) if rate else x
+    return out, emit.full(True, "bool", x.tensor.shape) if node.wants(1) else None
 
 
 RULES: Rules = {

@@ -56,8 +56,10 @@ def _pool(kind: str, spatial: int) -> Rule:
 def _dropout(emit: Emitter, call: Call) -> Result:
     """At inference nothing is dropped: Relax's mask is one everywhere."""
     x = call.single()
-    call.drop("rate")
-    return (x, emit.full(1, x.tensor.dtype, x.tensor.shape))
+    return (
+        emit.value("dropout", x, rate=call.real("rate", 0.5)),
+        emit.full(1, x.tensor.dtype, x.tensor.shape),
+    )
 
 
 def _nll_loss(emit: Emitter, call: Call) -> Result:

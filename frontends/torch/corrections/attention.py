@@ -10,28 +10,18 @@ import numpy as np
 import torch
 from tvm import relax
 
+from tilewright.frontends.torch.corrections.attention_forms import POSITIONS
 from tilewright.frontends.torch.corrections.nodes import Correction, TorchCall, tensor_of
 from tilewright.ir.errors import UnsupportedError
 
 _op = relax.op
-#: where each form has its mask, dropout and causal flag; None where it has none
-_POSITIONS: Mapping[str, tuple[int | None, int, int]] = {
-    "scaled_dot_product_attention.default": (3, 4, 5),
-    "_scaled_dot_product_attention_math.default": (3, 4, 5),
-    "_scaled_dot_product_flash_attention_for_cpu.default": (None, 3, 4),
-    "_scaled_dot_product_flash_attention.default": (None, 3, 4),
-    "_scaled_dot_product_efficient_attention.default": (3, 5, 6),
-    "_scaled_dot_product_cudnn_attention.default": (3, 5, 6),
-}
 
 
 def _attention(call: TorchCall) -> Any:
     """softmax(q k^T scale + mask) v; scores are held in float32 at least. Fused forms give it as field 0."""
     name = str(call.name)
-    at_mask, at_dropout, at_causal = _POSITIONS[name]
+    at_mask, at_dropout, at_causal = POSITIONS[name]
     q, k, v = call.args[:3]
-    if call.argument(at_dropout, "dropout_p", 0.0):
-        raise UnsupportedError("expected attention without dropout: export the model after .eval()")
     if call.kwargs.get("enable_gqa", False):
         k, v = (_repeated(call, q, item) for item in (k, v))
     else:
@@ -56,12 +46,22 @@ def _attention(call: TorchCall) -> Any:
     narrow = call.dtype_name(tensor_of(q).dtype)
     if narrow != wide:
         weights = call.emit(_op.astype(weights, narrow))
+    weights = dropped(call, weights, call.argument(at_dropout, "dropout_p", 0.0))
     out = call.emit(_op.matmul(weights, v))
     if mask is not None:
         out = call.emit(_op.where(_any_seen(call, mask), out, relax.const(0.0, narrow)))
     if name == "scaled_dot_product_attention.default":
         return out
     return _only_first(call, out)
+
+
+def dropped(call: TorchCall, x: Any, rate: float) -> Any:
+    """x with dropout, which does nothing before the network is trained."""
+    return call.emit(relax.TupleGetItem(call.emit(_op.nn.dropout(x, float(rate))), 0)) if rate else x
+
+
+def _dropout(call: TorchCall) -> Any:
+    return dropped(call, call.env[call.args[0]], call.args[1])
 
 
 def _with_mask(call: TorchCall, scores: Any, mask: Any, wide_dtype: torch.dtype) -> Any:
@@ -103,7 +103,8 @@ def _pool_with_indices(call: TorchCall) -> Any:
 
 
 ATTENTION: Mapping[str, Correction] = {
-    **dict.fromkeys(_POSITIONS, _attention),
+    **dict.fromkeys(POSITIONS, _attention),
+    "dropout.default": _dropout,
     "max_pool2d_with_indices.default": _pool_with_indices,
     "max_pool3d_with_indices.default": _pool_with_indices,
 }

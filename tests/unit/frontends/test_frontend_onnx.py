@@ -373,3 +373,19 @@ def test_an_old_op_without_its_result_is_refused():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
     with pytest.raises(tw.UnsupportedError, match=r"which ONNX does not convert.*out of bounds"):
         tw.frontends.onnx.load(model)
+
+
+@pytest.mark.parametrize(("opset", "rate"), [(7, 0.3), (20, 0.3), (20, None), (20, 0.0)])
+def test_dropout_is_kept_with_its_ratio(rng, opset, rate):
+    constants, given, operands = {}, {}, ["x"]
+    if rate is not None and opset < 12:
+        given = {"ratio": rate}
+    elif rate is not None:
+        constants, operands = {"ratio": np.float32(rate)}, ["x", "ratio"]
+    node = helper.make_node("Dropout", operands, ["y"], **given)
+    model = a_model([node], {"x": [2, 3]}, ["y"], constants, opset)
+    x = normal(rng, 2, 3)
+    module = tw.frontends.onnx.load(model)
+    np.testing.assert_array_equal(tw.interpret(module, x)[0], x)
+    rates = [op["rate"] for op in module.main.body.ops if op.name == "graph.dropout"]
+    np.testing.assert_allclose(rates, [] if rate == 0 else [0.5 if rate is None else rate], rtol=1e-6)

@@ -222,3 +222,13 @@ def test_bound_parameters_are_those_of_training_and_constants_are_not():
     arrays = {"w": X, "mean": X[0]}
     module = tw.frontends.relax.from_module(builder.get(), params=arrays, inputs=["x"])
     assert module.parameters == ("w",)
+
+
+def test_dropout_is_kept_to_be_trained():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", tensor(2, 3))
+    with builder.function("main", [x]):
+        both = builder.emit(op.nn.dropout(x, 0.25))
+        builder.emit_func_output(builder.emit(relax.TupleGetItem(both, 0)))
+    module = tw.frontends.relax.from_module(builder.get())
+    assert [o["rate"] for o in module.main.body.ops if o.name == "graph.dropout"] == [0.25]

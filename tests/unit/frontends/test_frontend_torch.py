@@ -225,6 +225,44 @@ def test_batch_norm_in_training_is_refused():
         from_exported(exported(nn.BatchNorm1d(3).train(), torch.randn(4, 3)))
 
 
+class Trained(nn.Module):
+    """A network with a batch norm, dropout, and attention that drops weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.3)
+        self.linear, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x):
+        x = self.drop(F.relu(self.norm(self.conv(x)))).flatten(2).transpose(1, 2)
+        return self.head(self.layer(self.linear(x)).mean(1))
+
+
+def test_dropout_and_batch_norms_are_kept_to_be_trained():
+    model, x = seeded(Trained), torch.randn(4, 1, 5, 5)
+    rates = {}
+    for training in (True, False):
+        module = from_exported(exported(model.train(training), x), training=training)
+        dropouts = [op for op in module.main.body.ops if op.name == "graph.dropout"]
+        rates[training] = sorted(op["rate"] for op in dropouts)
+        assert sum(op.name == "graph.batch_norm" for op in module.main.body.ops) == 1
+        close(tw.interpret(module, x.numpy()), [model.eval()(x).detach().numpy()])
+    assert rates == {True: [0.1] * 4 + [0.3], False: [0.1] * 3 + [0.3]}
+    with pytest.raises(tw.UnsupportedError, match=r"training=True.*batch_norm.*scaled_dot_product_attention"):
+        from_exported(exported(model.train(), x))
+
+
+def test_a_program_in_training_mode_becomes_a_step():
+    model, x = seeded(Trained), torch.randn(4, 1, 5, 5)
+    network = from_exported(exported(model.train(), x), training=True)
+    step = tw.train_step(network, "cross_entropy", tw.optim.sgd(lr=0.1))
+    tw.verify(step)
+    names = [op.name for op in step.main.body.ops]
+    assert names.count("graph.random_bits") == 5
+    assert names.count("graph.batch_norm_training") == 1
+
+
 def test_dynamic_shapes_are_refused_by_name():
     shapes = ({0: torch.export.Dim("batch")},)
     program = exported(seeded(lambda: nn.Linear(3, 2)), torch.randn(4, 3), dynamic_shapes=shapes)
