@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from math import prod
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
-from tilewright.ir.tensor.ops import REDUCING, dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
+from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.backward_pass import ops_before_boundary
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
@@ -32,6 +34,8 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 #: bytes of a value of state up to which its update shares a kernel with others of its shape, and the values
 #: that such a kernel may name
 SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
+#: bytes of the longest row that one block keeps: the registers of a multiprocessor
+MAX_ROW_BYTES = 256 << 10
 
 
 @dataclass
@@ -326,11 +330,23 @@ def in_order(groups: list[KernelGroup], group_of: Callable[[Value], KernelGroup 
 
 
 def _fits_rows(op: Op, g: KernelGroup) -> bool:
-    """An op over the rows of a reduction: whatever it reads of the group belongs to its own row."""
+    """An op over the rows of a reduction: whatever it reads of the group belongs to its own row.
+
+    One that walks along a row which no block can keep would read it again as a kernel of its own does, which
+    has more blocks than there are rows: as in the normalisation of a batch per channel.
+    """
     if op.name not in ("tensor.map", "tensor.reduce"):
         return False
     rows = rows_of([*g.ops, op], g.anchor)
-    return rows is not None and op in rows
+    if rows is None or op not in rows:
+        return False
+    return len(rows[op]) == len(domain(op)) or _row_bytes(g.anchor) <= MAX_ROW_BYTES
+
+
+def _row_bytes(anchor: Op) -> int:
+    """Bytes that a reduction reads of its largest operand for one result."""
+    widest = max((itemsize(v.tensor.dtype) for v in anchor.operands), default=0)
+    return prod(dims(anchor, "red").values()) * widest
 
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:

@@ -233,3 +233,17 @@ def test_what_updates_state_of_one_shape_is_one_kernel():
     assert [len(op.results) for op in calls] == [1, 3]
     without = fused(text.replace("updates =", "others ="))
     assert max(len(op.results) for op in without.main.body.ops if op.name == "tensor.call") < 3
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(65536, 1), (65537, 2)])
+def test_a_row_that_no_block_keeps_is_walked_along_by_kernels_of_their_own(columns, expected):
+    domain = f"par = (k: 2, c: {columns})"
+    text = program(
+        f"%0 = tensor.reduce(%x, par = (k: 2), red = (c: {columns}), reads = [[k, c]]) : f32[2] {SUM}",
+        f"%1 = tensor.map(%0, par = (k: 2), reads = [[k]]) : f32[2] {EXP}",
+        f"%2 = tensor.map(%x, %1, {domain}, reads = [[k, c], [k]]) : f32[2, {columns}] {ADD}",
+        "tensor.return(%2)",
+        params=f"%x: f32[2, {columns}]",
+        results=f"f32[2, {columns}]",
+    )
+    assert len(partition(parse(text).main).groups) == expected

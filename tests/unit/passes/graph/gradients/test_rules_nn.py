@@ -172,3 +172,25 @@ def test_16_bit_gradients_are_computed_in_float32(drawer):
     for a, b in zip(half, wide, strict=True):
         assert a.dtype == np.float16
         assert np.linalg.norm(a - b) <= 2e-3 * (np.linalg.norm(b) + 1e-3)
+
+
+@pytest.mark.parametrize(
+    "drawer",
+    [
+        "matmul", "einsum", "softmax", "log_softmax", "layer_norm", "group_norm", "batch_norm",
+        "l2_normalize", "max", "variance", "conv1d", "conv2d", "conv3d", "conv2d_transpose", "max_pool2d",
+        "avg_pool2d", "global_max_pool2d", "adaptive_avg_pool2d", "resize2d",
+    ],
+)  # fmt: skip
+def test_compiled_gradients(drawer):
+    (instance,) = drawn_ops(drawer, 1, seed=40)
+    module = vjp_module(instance)
+    inputs = [
+        a.astype(np.float32) if a.dtype.kind == "f" else a
+        for a in (*instance.arrays, *cotangents_of(instance))
+    ]
+    exact = tw.interpret(module, *inputs, precision="fp64")
+    with tw.compile(module, target="opencl", progress=False) as exe:
+        compiled = exe(*inputs)
+    for a, b in zip(compiled, exact, strict=True):
+        assert np.linalg.norm(a - b) <= 1e-5 * (np.linalg.norm(b) + 1e-3)
