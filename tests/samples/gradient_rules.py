@@ -36,7 +36,10 @@ class OpInstance:
 
 
 def drawn_ops(drawer, count, seed=0):
-    """`count` instances, with an operand of floats, of the op that a drawer of the fuzzer draws last."""
+    """`count` instances, with an operand of floats, of the op that a drawer of the fuzzer draws last.
+
+    Floats are moved a little, since draws of 16 bits have ties, where largest elements have no derivative.
+    """
     out = []
     while len(out) < count:
         graph = RandomGraph(seed)
@@ -48,7 +51,9 @@ def drawn_ops(drawer, count, seed=0):
         op = next(op for op in reversed(graph.builder.ops) if op.name != "graph.constant")
         wide = {e.value: e.wide for e in graph.entries}
         name = op.name.removeprefix("graph.")
-        drawn = OpInstance(name, tuple(np.asarray(wide[v]) for v in op.operands), dict(op.attrs))
+        rng, arrays = np.random.default_rng(seed), [np.asarray(wide[v]) for v in op.operands]
+        moved = (a + 1e-2 * rng.standard_normal(a.shape) if a.dtype.kind == "f" else a for a in arrays)
+        drawn = OpInstance(name, tuple(moved), dict(op.attrs))
         out += [drawn] if drawn.floats else []
     return out
 
