@@ -11,7 +11,7 @@ from tilewright.passes.graph.gradients.differentiate import grad
 def scalar_module(module, seed=0):
     """The module with one result: the sum of all results of floats times fixed random numbers.
 
-    The numbers are inputs `c0, c1, ...` behind the module's own; returned beside the module.
+    The numbers are inputs behind the module's own, named `c` and their position; returned beside the module.
     """
     rng = np.random.default_rng(seed)
     main = module.main
@@ -22,13 +22,18 @@ def scalar_module(module, seed=0):
     for v in main.body.ops[-1].operands:
         if v.tensor.dtype not in ("f16", "bf16", "f32", "f64"):
             continue
-        weight = Value(v.type, f"c{len(extra)}")
+        weight = Value(v.type, f"c{len(params)}")
         params.append(weight)
         extra.append(rng.standard_normal(v.tensor.shape))
         product = b.value("graph.multiply", v, weight)
         if v.tensor.rank:
             product = b.value("graph.sum", product, axis=tuple(range(v.tensor.rank)), keepdims=False)
-        total = product if total is None else b.value("graph.add", total, product)
+        if total is None:
+            total = product
+            continue
+        if product.type != total.type:
+            product = b.value("graph.cast", product, dtype=total.tensor.dtype)
+        total = b.value("graph.add", total, product)
     assert total is not None, "the module has no result of floats"
     b.emit("graph.return", (total,), types=())
     func = Func(Level.GRAPH, "main", Block(tuple(params), tuple(b.ops)), (total.type,))

@@ -1,4 +1,4 @@
-"""Compares what a compiled graph computes with what the reference semantics define."""
+"""Compares what a compiled graph and its gradients compute with what the reference semantics define."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tilewright.ir.types import FLOATS, dtype_name
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.running.interpreting import interpret
 from tilewright.tools.conformance.case import exact_fault
+from tilewright.tools.fuzz.gradients import check_differences, gradient_module, well_conditioned
+from tilewright.tools.fuzz.updates import check_text, with_updates
 
 #: error allowed relative to the largest magnitude of a result, beside what its own dtype costs the reference
 ROUNDING = {"f64": 1e-9, "f32": 1e-4, "f16": 2e-2, "bf16": 8e-2}
@@ -20,10 +22,24 @@ SLACK = 16
 
 
 def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
-    """Largest relative error of `module` compiled for `target`; WorkError where a result is wrong.
+    """Largest relative error of results and gradients for `target`; WorkError where one is wrong.
 
-    target: one of the compiler's, or `tensor`: the graph lowered to the tensor level and interpreted there.
+    Gradients are compared with central differences too, and the graph as a function with state is printed and
+    parsed. target: one of the compiler's, or `tensor`: lowered to the tensor level and interpreted there.
     """
+    error = check_results(module, inputs, target)
+    if state := with_updates(module, inputs):
+        check_text(state)
+    differentiated = gradient_module(module)
+    if differentiated is None:
+        return error
+    check_differences(*differentiated, inputs)
+    gradients = well_conditioned(differentiated[0], inputs)
+    return error if gradients is None else max(error, check_results(gradients, inputs, target))
+
+
+def check_results(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
+    """Largest relative error of the results of `module` for `target`; WorkError where one is wrong."""
     native = interpret(module, *inputs)
     wide = interpret(module, *inputs, precision="fp64")
     if target == "tensor":

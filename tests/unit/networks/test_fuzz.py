@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewright.ir import equal, parse, show, verify
+from tilewright.ir import equal, interpret, parse, show, verify
 from tilewright.ir.opdef import op_defs
 from tilewright.passes import pass_defs
+from tilewright.passes.graph.gradients.registry import GRADIENTS
 from tilewright.passes.lower.lowering import RULES
 from tilewright.tools.conformance.case import FAILED
 from tilewright.tools.fuzz.__main__ import fuzz, keep, kept, main
@@ -17,6 +18,7 @@ from tilewright.tools.fuzz.check import check, fails
 from tilewright.tools.fuzz.generate import DRAWERS, UNDRAWN, draw, generate
 from tilewright.tools.fuzz.program import RandomGraph
 from tilewright.tools.fuzz.shrink import shrink
+from tilewright.tools.fuzz.updates import check_text, with_updates
 
 KEPT = sorted((Path(__file__).parents[2] / "data" / "fuzz").glob("*.ir"))
 SECONDS = float(os.environ.get("TILEWRIGHT_FUZZ_SECONDS", "12"))
@@ -52,6 +54,13 @@ def planted(monkeypatch):
     monkeypatch.setitem(RULES, "graph.relu", lambda b, op, x: [x[0]])
 
 
+@pytest.fixture
+def planted_gradient(monkeypatch):
+    """A wrong gradient rule: what comes back to a sigmoid goes on as it is."""
+    pass_defs()
+    monkeypatch.setitem(GRADIENTS, "graph.sigmoid", lambda b: [b.g])
+
+
 def first_failing() -> RandomGraph:
     for seed in range(200):
         p = generate(seed)
@@ -66,6 +75,27 @@ def test_a_planted_fault_is_found_and_made_small(planted, tmp_path):
     assert [op.name for op in module.main.body.ops] == ["graph.relu", "graph.return"]
     again, arrays = kept(keep(tmp_path, "case", module, inputs, "WorkError: planted"))
     assert fails("tensor", "WorkError", again, arrays)
+
+
+def test_a_wrong_gradient_is_found_and_made_small(planted_gradient):
+    program = first_failing()
+    module, _ = shrink(program.module(), program.inputs, partial(fails, "tensor", "WorkError"))
+    assert [op.name for op in module.main.body.ops] == ["graph.sigmoid", "graph.return"]
+
+
+def test_graphs_as_functions_with_state():
+    pairs = 0
+    for seed in range(20):
+        program = generate(seed)
+        module = program.module()
+        state = with_updates(module, program.inputs)
+        if state is None:
+            continue
+        check_text(state)
+        pairs += len(state.main.updates)
+        for a, b in zip(interpret(state, *program.inputs), interpret(module, *program.inputs), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert pairs > 20
 
 
 def test_a_finding_is_kept_with_its_arrays(tmp_path):
