@@ -96,7 +96,9 @@ class _Simplified:
             if array is not None and array.shape == () and array.dtype == np.float32 and array == 1:
                 self.ones.add(op.result)
             return None
-        same = [v for v in op.operands if op.results and v.type == op.result.type]
+        if len(op.results) != 1:
+            return None
+        same = [v for v in op.operands if v.type == op.result.type]
         if op.name in ("graph.multiply", "graph.divide") and op.operands[1] in self.ones:
             return op.operands[0] if op.operands[0] in same else None
         if op.name == "graph.multiply" and op.operands[0] in self.ones:

@@ -51,6 +51,7 @@ def torch_module(
     graph = torch.fx.Graph()
     build = _Build(torch, graph, getattr(torch, dtype), _RULES | _IN_TRAINING if training else _RULES)
     trainable = _trainable(module, folded) if training else set()
+    constant_ops = {op.result: str(op["name"]) for op in folded.main.body.ops if op.name == "graph.constant"}
     for number, p in enumerate(folded.main.params):
         build.values[p] = build.proxy(graph.placeholder(f"x{number}"))
     attributes: dict[str, Any] = {}
@@ -64,7 +65,18 @@ def torch_module(
         build.call(call)
     graph.output([build.values[v].node for v in fused.returned])
     graph.eliminate_dead_code()
-    return torch.fx.GraphModule(attributes, graph).train(training)
+    made = torch.fx.GraphModule(attributes, graph).train(training)
+    made.meta["constant_names"] = {
+        f"w{number}": constant_ops[value]
+        for number, value in enumerate(fused.constants)
+        if value not in fused.linear_weights
+    }
+    return made
+
+
+def constant_names(net: Any) -> dict[str, str]:
+    """Names of constants in the graph by the names of the module's parameters that have their shape."""
+    return dict(net.meta["constant_names"])
 
 
 def _trainable(module: Module, folded: Module) -> set[Value]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-import tilewright as tw
 from tilewright.compilation.option_values import Precision
 from tilewright.ir import Module
 from tilewright.tools.torch_peer.module import torch_module
-from tilewright.tools.training_bench.ours import training_step
+from tilewright.tools.training_bench.ours import compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow
 from tilewright.tools.training_bench.torch_steps import loss_of, optimizer_of, training_flags
 
@@ -76,7 +75,7 @@ def _ours(
     row: TrainingRow, module: Module, data: _Batches, precision: Precision, steps: int, target: str
 ) -> Iterator[float]:
     step = training_step(row, module)
-    with tw.compile(step, target, precision=precision, progress=False) as exe:
+    with compiled(step, target, precision=precision) as exe:
         for number in range(steps):
             inputs, labels = data[number % len(data)]
             yield float(np.asarray(exe(*inputs, labels)[0]))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
-from tilewright.ir import Module
+from tilewright.ir import Module, UnsupportedError
+from tilewright.running.stateful import StatefulExecutable
 from tilewright.runtime.cuda.plan import CudaPlan
 from tilewright.tools.bench.clocks import TorchClock
 from tilewright.tools.training_bench.rows import TrainingRow
@@ -28,6 +29,14 @@ def training_step(row: TrainingRow, module: Module, **options: Any) -> Module:
     return tw.train_step(module, loss=row.loss, optimizer=optimizer, unused="keep", **options)
 
 
+def compiled(step: Module, *args: Any, **options: Any) -> StatefulExecutable:
+    """The step for a device, as `tilewright.compile` makes it."""
+    exe = tw.compile(step, *args, progress=False, **options)
+    if not isinstance(exe, StatefulExecutable):
+        raise UnsupportedError("the reference target has no kernels to time; name another --target")
+    return exe
+
+
 class OurStep:
     """A compiled training step: a contender of `tools.bench.contender`."""
 
@@ -44,7 +53,7 @@ class OurStep:
         begin = time.perf_counter()
         step = training_step(row, module)
         graph_s = time.perf_counter() - begin
-        self.exe = tw.compile(step, progress=False, **options)
+        self.exe = compiled(step, **options)
         self._clock = clock
         self._inputs = [*data[0], data[1]]
         try:
