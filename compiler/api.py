@@ -26,6 +26,7 @@ from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
 from tilewright.ir.errors import expect
+from tilewright.ir.interpreter.step import check_initial_state
 from tilewright.measuring.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -131,6 +132,15 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     expect(module, Module, "a Module")
     if any(f.level is Level.PLAN for f in module.funcs):
         raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")
+    if module.state_names:
+        check_initial_state(module)
+        if request.instances != 1:
+            raise InputError(
+                "expected one instance of a network with state, whose runs follow one another, "
+                f"got {request.instances}"
+            )
+        if request.shapes is not None:
+            raise InputError("expected one set of input shapes: a network with state has one plan")
     if request.shapes is not None:
         buckets, one = Buckets.of(module, request.shapes), replace(request, shapes=None)
         compiled = [_compiled(one, with_input_shapes(module, shapes)) for shapes in buckets.as_mappings()]

@@ -17,6 +17,7 @@ from tilewright.costmodel.op_work import wave_elements
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable, world
@@ -133,6 +134,7 @@ def compile_part(
         precision named there is that of the part as it is given, for reports.
     choices: keyword arguments of `tilewright.compile`. Raises as `compile` does.
     """
+    refuse_state(part, "a rank")
     exe = compile_whole(part, target, **choices)
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target computes alone: expected a target with a device")

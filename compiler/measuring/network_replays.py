@@ -39,7 +39,7 @@ class NetworkPlan:
     """A plan with its kernels built, the constants it reads, and whether these exceed the device's L2."""
 
     plan: ExecutionPlan
-    constants: Mapping[str, np.ndarray] = field(repr=False)
+    constants: Mapping[str, np.ndarray] = field(repr=False)  # and what state starts as
     cold_weights: bool = False
 
     def on_streams(self, streams: StreamPlan) -> NetworkPlan:
@@ -123,9 +123,10 @@ class KernelVariants:
 
 
 def random_inputs(module: Module) -> list[np.ndarray]:
-    """Random arrays for the inputs of a network."""
+    """Random arrays for the inputs of a network; its state is none of them."""
     rng = np.random.default_rng(0)
-    types = [p.tensor for p in module.main.params]
+    kept = {p for p, _ in module.main.updates}
+    types = [p.tensor for i, p in enumerate(module.main.params) if i not in kept]
     return [random_array(rng, t.shape, t.dtype) for t in types]
 
 
@@ -203,7 +204,7 @@ def _calls_of(module: Module, variant: Func) -> Module:
     results = tuple(r for op in calls for r in op.results)
     returned = Op("tensor.return", operands=results)
     body = replace(main.body, params=tuple(inputs), ops=(*used_constants, *calls, returned))
-    entry = replace(main, body=body, result_types=tuple(r.type for r in results))
+    entry = replace(main, body=body, result_types=tuple(r.type for r in results), attrs=())
     return replace(module, funcs=(variant, entry), attrs=())
 
 
@@ -231,4 +232,4 @@ def _exchanged(old: Launch, new: Launch, renamed: Mapping[str, str]) -> Launch:
 
 
 def _constants(plan: ExecutionPlan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {b.name: np.asarray(arrays[b.name]) for b in plan.buffers if b.kind == "constant"}
+    return {b.name: np.asarray(arrays[b.name]) for b in plan.buffers if b.kind in ("constant", "state")}

@@ -124,11 +124,7 @@ class StatefulExecutable(HoldsState, Executable):
 def executable_of(
     artifact: Artifact, target: str, *, instances: int = 1, device: OpenedDevice | None = None
 ) -> Executable:
-    """The executable of a plan with or without state; raises InputError for instances of one with state."""
+    """The executable of a plan with or without state; one with state has a single instance."""
     if not artifact.plan.states:
         return Executable(artifact, target, instances=instances, device=device)
-    if instances != 1:
-        raise InputError(
-            f"expected one instance of a network with state, whose runs follow one another, got {instances}"
-        )
     return StatefulExecutable(artifact, target, device=device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.compilation.lowering import pass_context
 from tilewright.devices.targets import Target, resolve_target
-from tilewright.ir import Constants, InputError, Module
+from tilewright.ir import Constants, InputError, Module, UnsupportedError
 from tilewright.passes import run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
@@ -50,6 +50,11 @@ def compile(
     """
     if not isinstance(module, Module):
         raise InputError(f"expected a Module, got {type(module).__name__}")
+    if module.state_names:
+        raise UnsupportedError(
+            f"a memory cap takes networks without state; this one updates '{module.state_names[0]}'",
+            where=f"@{module.name}",
+        )
     cap = memory_bytes(memory_cap)
     host = None if host_memory is None else memory_bytes(host_memory, where="host_memory")
     resolved = resolve_target(target)

@@ -10,13 +10,11 @@ import numpy as np
 from tilewright.ir.errors import InputError
 from tilewright.ir.interpreter.run import interpret
 from tilewright.ir.nodes import Module
+from tilewright.ir.types import dtype_name
 
 
-def initial_state(module: Module) -> dict[str, np.ndarray]:
-    """What the state of a module starts as: copies of the constants of its names.
-
-    Raises InputError where one has no data or has the name of another parameter.
-    """
+def check_initial_state(module: Module) -> None:
+    """Raise InputError where state has no constant that it starts as, or the name of another parameter."""
     names = module.state_names
     twice = next((n for n in names if module.input_names.count(n) > 1), None)
     if twice is not None:
@@ -27,7 +25,22 @@ def initial_state(module: Module) -> dict[str, np.ndarray]:
             f"expected constants that the state starts as, got none of {', '.join(missing[:5])}",
             where=f"@{module.name}",
         )
-    return {n: np.array(module.constants[n], copy=True) for n in names}
+    for name, p in zip(module.input_names, module.main.params, strict=True):
+        array, t = module.constants.get(name) if name in names else None, p.tensor
+        if array is not None and (array.shape != t.shape or dtype_name(array.dtype) != t.dtype):
+            raise InputError(
+                f"state '{name}': expected a constant of {t}, got {array.dtype}{list(array.shape)}",
+                where=f"@{module.name}",
+            )
+
+
+def initial_state(module: Module) -> dict[str, np.ndarray]:
+    """What the state of a module starts as: copies of the constants of its names.
+
+    Raises InputError as `check_initial_state`.
+    """
+    check_initial_state(module)
+    return {n: np.array(module.constants[n], copy=True) for n in module.state_names}
 
 
 def interpret_step(

@@ -12,7 +12,7 @@ from tilewright.ir.modules.printer import show_attr, show_head
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.tensor.ops import domain
-from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, launch_order_faults
+from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
@@ -140,6 +140,13 @@ class _Checker:
         listed, count = self.func.get(CONSTANT_PARAMS, ()), len(self.func.params)
         if not (isinstance(listed, tuple) and all(type(i) is int and 0 <= i < count for i in listed)):
             message = f"expected {CONSTANT_PARAMS} to be positions among {count} parameters, got {listed!r}"
+            self.faults.append(Fault(self.func.name, message, ""))
+        pairs = self.func.get(OVERWRITES, ())
+        if not isinstance(pairs, tuple) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 and all(type(i) is int and 0 <= i < count for i in pair)
+            for pair in pairs
+        ):
+            message = f"expected {OVERWRITES} to pair positions among {count} parameters, got {pairs!r}"
             self.faults.append(Fault(self.func.name, message, ""))
         for at, message in launch_order_faults(self.func):
             self.report(self.func.body.ops[at], self.func.body, at, message)

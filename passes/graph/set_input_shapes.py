@@ -54,6 +54,12 @@ def with_input_shapes(module: Module, shapes: Mapping[str, Sequence[int]]) -> Mo
             f"expected a graph-level module, whose shapes can change, got one of level {main.level.value}",
             where=f"@{module.name}",
         )
+    if module.state_names:
+        raise InputError(
+            "expected a network without state: a step holds numbers that follow from its shapes; change "
+            "those of the network it is made of",
+            where=f"@{module.name}",
+        )
     new_shapes = _checked(module, shapes)
     if all(p.tensor.shape == shape for p, shape in zip(main.params, new_shapes, strict=True)):
         return module

@@ -96,10 +96,10 @@ def _is_count(value: object, low: int, high: int) -> bool:
 
 
 def _count_faults(plan: ExecutionPlan) -> Iterator[str]:
-    version = STATE_VERSION if plan.states else FORMAT_VERSION
-    if plan.format_version != version:
-        kind = "with" if plan.states else "without"
-        yield f"expected format version {version} of a plan {kind} state, got {plan.format_version!r}"
+    versions = (STATE_VERSION,) if plan.states else (FORMAT_VERSION, STATE_VERSION)
+    if plan.format_version not in versions:
+        expected = " or ".join(map(str, versions))
+        yield f"expected format version {expected}, got {plan.format_version!r}"
     if not isinstance(plan.target, str) or not _NAME.fullmatch(plan.target):
         yield f"expected a target name, got {plan.target!r:.100}"
     if len(plan.buffers) > MAX_BUFFERS:

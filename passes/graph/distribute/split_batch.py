@@ -14,6 +14,7 @@ from tilewright.passes.graph.distribute.sharding.program import (
     outputs_gathered,
     with_main,
 )
+from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
@@ -32,6 +33,7 @@ def split_batch(
         -->  %y = graph.all_gather(graph.relu(graph.strided_slice(%x)), axis = 0) : f32[8, 3]
     """
     check_rank(devices, rank)
+    refuse_state(module, "split-batch")
     rates = speeds_of(speeds, devices)
     if devices == 1:
         return module

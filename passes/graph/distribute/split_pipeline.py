@@ -20,6 +20,7 @@ from tilewright.passes.graph.distribute.sharding.options import (
     speeds_of,
 )
 from tilewright.passes.graph.distribute.sharding.program import with_main
+from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
@@ -54,6 +55,7 @@ def split_pipeline(
         -->  %a = graph.recv(source = 0); %y = graph.relu(%a); graph.send(%y, to = 0)     on rank 1 of 2
     """
     check_rank(devices, rank)
+    refuse_state(module, "split-pipeline")
     if micro_batches < 1:
         raise InputError(f"option 'micro_batches' expects at least 1, got {micro_batches}")
     if not (tflops > 0 and link_gbs > 0):

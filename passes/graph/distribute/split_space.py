@@ -13,6 +13,7 @@ from tilewright.passes.graph.distribute.rows.rank_module import rank_module
 from tilewright.passes.graph.distribute.sharding.options import check_rank
 from tilewright.passes.graph.distribute.space.grid import grid_modules
 from tilewright.passes.graph.distribute.space.options import SpaceOptions, decide, device_wave, grid_request
+from tilewright.passes.graph.distribute.state import refuse_state
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
@@ -62,6 +63,7 @@ def split_space(
         -->  %h = graph.halo_exchange(%x, axis = 2, ...); %y = graph.conv2d(%h, %w, padding = [0, 1, 1, 1])
     """
     check_rank(devices, rank)
+    refuse_state(module, "split-space")
     rates = {"tflops": tflops, "link_gbs": link_gbs, "latency_us": latency_us, "kernel_us": kernel_us}
     options = SpaceOptions(
         axis,

@@ -21,6 +21,7 @@ from tilewright.passes.graph.distribute.sharding.program import (
     with_main,
 )
 from tilewright.passes.graph.distribute.sharding.shards import Shard, scaled
+from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.graph.fold_constants import fold_constants
 from tilewright.passes.rewriting.constant_pool import ConstantPool
 
@@ -51,6 +52,7 @@ def split_weights(
         -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
     """
     check_rank(devices, rank)
+    refuse_state(module, "split-weights")
     rates = speeds_of(speeds, devices)
     if devices == 1:
         return module
