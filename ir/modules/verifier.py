@@ -143,8 +143,8 @@ class _Checker:
             self.faults.append(Fault(self.func.name, message, ""))
         pairs = self.func.get(OVERWRITES, ())
         if not isinstance(pairs, tuple) or not all(
-            isinstance(pair, tuple) and len(pair) == 2 and all(type(i) is int and 0 <= i < count for i in pair)
-            for pair in pairs
+            isinstance(p, tuple) and len(p) == 2 and all(type(i) is int and 0 <= i < count for i in p)
+            for p in pairs
         ):
             message = f"expected {OVERWRITES} to pair positions among {count} parameters, got {pairs!r}"
             self.faults.append(Fault(self.func.name, message, ""))
