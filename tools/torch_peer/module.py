@@ -24,7 +24,9 @@ _RULES = {**RULES, **COMBINED, **FUSED}
 def _batch_norm_of_batch(torch: Any, x: Sequence[Any], op: Op) -> Any:
     """Statistics of the batch; the running ones, which are buffers, follow with PyTorch's momentum of 0.1."""
     data, gamma, beta, mean, var = x
-    gamma, beta = (gamma if op["scale"] else None), (beta if op["center"] else None)
+    # PyTorch's kernels on GPUs take both vectors or none.
+    gamma = gamma if op["scale"] else torch.ones_like(gamma)
+    beta = beta if op["center"] else torch.zeros_like(beta)
     return torch.nn.functional.batch_norm(data, mean, var, gamma, beta, True, 0.1, op["epsilon"])
 
 

@@ -6,12 +6,15 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tilewright.compilation.option_values import Precision
 from tilewright.devices.targets import device_name, resolve_target
 from tilewright.ir import InputError, Module, WorkError
 from tilewright.tools.bench.clocks import TorchClock
@@ -19,6 +22,7 @@ from tilewright.tools.bench.contender import Contender, geometric_mean, interlea
 from tilewright.tools.bench.peers import gpu_torch
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
 from tilewright.tools.bench.table import network_table, row_text
+from tilewright.tools.bench.waves import rows_in_waves
 from tilewright.tools.commands.network import passes_of
 from tilewright.tools.training_bench.ours import OurStep
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
@@ -41,20 +45,18 @@ def run_training_bench(a: argparse.Namespace) -> None:
         raise InputError(
             "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none", where="--peers"
         )
-    clock = TorchClock(torch, cold=a.cold) if torch else None
-    end = time.monotonic() + a.time_limit
     print(f"on {device_name(target)}" + (f", PyTorch {torch.__version__}" if torch else ""), flush=True)
+    ends_at = time.time() + a.time_limit
+    requests = [_Request(row, precision, a, peers, ends_at) for precision in a.precision for row in rows]
     done: list[Row] = []
-    for precision in a.precision:
-        for row in rows:
-            if time.monotonic() > end:
-                done.append(_lost(row, precision, "the time limit was reached before it"))
-            else:
-                done.append(_row(row, precision, a, clock, end))
-            print(row_text(done[-1]), flush=True)
-            if a.json:
-                text = json.dumps({"device": device_name(target), "rows": done}, indent=1)
-                Path(a.json).write_text(text, encoding="utf-8")
+    try:
+        for made in _rows(requests, a.jobs):
+            done.append(made)
+            print(row_text(made), flush=True)
+    finally:
+        if a.json:
+            document = {"device": device_name(target), "rows": done}
+            Path(a.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
     print(network_table(done))
     ratios = [r["ratio"] for r in done if r.get("ratio")]
     mean = geometric_mean(ratios)
@@ -65,28 +67,47 @@ def run_training_bench(a: argparse.Namespace) -> None:
         raise WorkError("; ".join(faults))
 
 
-def _row(
-    row: TrainingRow, precision: str, a: argparse.Namespace, clock: TorchClock | None, end: float
-) -> Row:
+@dataclass(frozen=True)
+class _Request:
+    """One row in one precision; `ends_at` is when the whole run has to end, in Unix time."""
+
+    row: TrainingRow
+    precision: Precision
+    arguments: argparse.Namespace
+    peers: Sequence[str]
+    ends_at: float
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the whole run has to end."""
+        return self.ends_at - time.time()
+
+
+_Turn = Callable[[], AbstractContextManager[None]]
+
+
+def _rows(requests: Sequence[_Request], jobs: int) -> Iterator[Row]:
+    if jobs > 1:
+        yield from rows_in_waves(_row, requests, jobs, _lost)
+    else:
+        for request in requests:
+            yield _row(request, nullcontext)
+
+
+def _row(request: _Request, turn: _Turn) -> Row:
+    """One row: ours is compiled before its turn, the peers are prepared and all are timed within it."""
+    if request.left_s <= 0:
+        return _lost(request, "the time limit was reached before it")
     try:
-        module = row.module(Path(a.folder))
-        return _compared(row, module, precision, a, clock, end)
+        return _compared(request, request.row.module(Path(request.arguments.folder)), turn)
     except Exception as e:  # noqa: BLE001  a row that fails must not take the others with it
-        return _lost(row, precision, one_line(e))
+        return _lost(request, one_line(e))
     finally:
         gc.collect()
-        if clock is not None:
-            clock.torch.cuda.empty_cache()
 
 
-def _compared(
-    row: TrainingRow,
-    module: Module,
-    precision: str,
-    a: argparse.Namespace,
-    clock: TorchClock | None,
-    end: float,
-) -> Row:
+def _compared(request: _Request, module: Module, turn: _Turn) -> Row:
+    a, row, precision = request.arguments, request.row, request.precision
     data = row.data(module, a.seed)
     options = {
         "target": a.target,
@@ -98,45 +119,48 @@ def _compared(
         "precision": precision,
         **passes_of(a),
     }
+    torch = gpu_torch() if request.peers != ["none"] else None
+    clock = TorchClock(torch, cold=a.cold) if torch else None
     contenders: list[Contender] = []
     failures: list[Row] = []
     try:
         contenders.append(OurStep(row, module, data, options, clock))
-        losses = [contenders[0].outputs()[0]]
-        for peer, variant in _ways(module, a.peers or ("torch-graph", "torch-compile")) if clock else ():
-            limit = min(a.peer_limit, end - time.monotonic())
-            try:
-                assert clock is not None
-                step = TorchStep(
-                    row, module, data, precision, clock, peer=peer, variant=variant, limit_s=limit
-                )
-                contenders.append(step)
-            except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
-                failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
-        timed = interleaved(contenders, a.rounds, a.replays)
-        checks = [{"first_loss": float(np.asarray(losses[0]))}, *({} for _ in contenders[1:])]
+        (loss,) = contenders[0].outputs()
+        with turn():
+            for peer, variant in _ways(module, request.peers) if clock else ():
+                limit = min(a.peer_limit, request.left_s)
+                try:
+                    assert clock is not None
+                    step = TorchStep(
+                        row, module, data, precision, clock, peer=peer, variant=variant, limit_s=limit
+                    )
+                    contenders.append(step)
+                except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
+                    failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
+            timed = interleaved(contenders, a.rounds, a.replays)
+        checks = [{"first_loss": float(loss)}, *({} for _ in contenders[1:])]
         lines = [contender_row(c, check, t) for c, check, t in zip(contenders, checks, timed, strict=True)]
     finally:
         for c in contenders:
             c.close()
-    right = bool(np.isfinite(losses[0]).all())
+    right = bool(np.isfinite(loss).all())
     return {
         "network": row.name,
         "batch": module.main.params[0].tensor.shape[0],
         "precision": precision,
         "status": "ok" if right else "wrong",
-        **({} if right else {"reason": f"the loss of the first step is {losses[0]}"}),
+        **({} if right else {"reason": f"the loss of the first step is {loss}"}),
         "ours": lines[:1],
         "peers": [*lines[1:], *failures],
         **judged(lines[:1], lines[1:]),
     }
 
 
+def _lost(request: _Request, reason: str) -> Row:
+    lost: dict[str, Any] = {"network": request.row.name, "batch": "", "precision": request.precision}
+    return {**lost, "status": "failed", "reason": reason, "ratio": None}
+
+
 def _ways(module: Module, peers: Sequence[str]) -> list[tuple[str, str]]:
     images = any(op.name == "graph.conv2d" for op in module.main.body.ops)
     return [w for w in _WAYS if w[0] in peers and (images or w[1] != "channels_last")]
-
-
-def _lost(row: TrainingRow, precision: str, reason: str) -> Row:
-    lost: dict[str, Any] = {"network": row.name, "batch": "", "precision": precision}
-    return {**lost, "status": "failed", "reason": reason, "ratio": None}
