@@ -1,8 +1,8 @@
-# make demo | test | conformance | fuzz | lint | clean. Everything goes into ./.venv and ./build.
+# make demo | demo-train | test | conformance | fuzz | lint | clean. Everything goes into ./.venv and ./build.
 SHELL := /bin/bash
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test conformance fuzz lint static clean
+.PHONY: help demo demo-train test conformance fuzz lint static clean
 unexport PYTHONPATH PYTHONHOME
 
 PY := .venv/bin/python
@@ -17,6 +17,7 @@ HOME_MATCHES := $(shell [ "$$(cat .venv/checkout 2>/dev/null)" = "$$(pwd -P)" ] 
 
 help:
 	@echo "make demo    run a network from Relay file to checked result"
+	@echo "make demo-train   train a classifier of digits and a small GPT on this machine"
 	@echo "make test    everything: ruff, mypy, the import table, all tests"
 	@echo "make conformance   recorded operator cases, ONNX node tests and networks on every target here"
 	@echo "make fuzz    random graphs, compiled and compared (SECONDS=1800)"
@@ -25,6 +26,9 @@ help:
 
 demo: .venv/with-$(DEMO_WITH)
 	@$(PY) -m tilewright.tools.demo
+
+demo-train: .venv/with-$(DEMO_WITH)-demo
+	@$(PY) -m tilewright.tools.demo_train
 
 test: static
 	@echo "running the tests ..."

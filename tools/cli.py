@@ -1,4 +1,4 @@
-"""The `tilewright` command: compile, run, tune, explain and report on networks.
+"""The `tilewright` command: compile, run, train, tune, explain and report on networks.
 
 Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each with one line on stderr.
 Only the chosen command's work is imported, and after its arguments are known to be good.
@@ -19,8 +19,8 @@ from tilewright.tools.arguments.printing import exit_code_of, one_line_warnings
 
 #: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME
 COMMANDS = (
-    "compile", "run", "tune", "db", "explain", "report", "streams", "bench", "calibrate", "partition",
-    "cluster",
+    "compile", "run", "train", "tune", "db", "explain", "report", "streams", "bench", "calibrate",
+    "partition", "cluster",
 )  # fmt: skip
 
 

@@ -86,3 +86,20 @@ def seconds(text: str) -> float:
     if not number > 0:
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got '{text:.60}'")
     return number
+
+
+def real(least: float, below: float = float("inf")) -> Callable[[str], float]:
+    """A type of arguments: a number from `least` to less than `below`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if not least <= number < below:
+            upper = "" if below == float("inf") else f" to less than {below:g}"
+            more = "" if upper else " or more"
+            raise argparse.ArgumentTypeError(f"expected a number of {least:g}{upper}{more}, got '{text:.60}'")
+        return number
+
+    return read

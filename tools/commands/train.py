@@ -1,0 +1,219 @@
+"""`tilewright train NET --data WHAT`: train a network, measure it on held-out examples, keep checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.api import compile as compile_module
+from tilewright.ir import InputError, Module
+from tilewright.ir.errors import file_path
+from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.tools.commands.network import choices_of, load_network, require_device
+from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
+from tilewright.training import optim, schedules
+from tilewright.training.data import Data, fitted, read_data
+from tilewright.training.loop import Loop, Record, interface_of, measures_of, network_with_state
+from tilewright.training.step import train_step
+
+#: learning rate of plain gradient descent, which has no default of its own, and its momentum
+_SGD_RATE, _SGD_MOMENTUM = 0.1, 0.9
+_TITLES = {
+    "loss": "held-out loss",
+    "accuracy": "held-out accuracy",
+    "bits_per_character": "bits per character, held out",
+}
+
+
+def train_network(a: argparse.Namespace) -> None:
+    """Train, print records, write what was asked for."""
+    if a.plot:
+        require_plot(a.plot)
+    if a.resume and not Path(a.checkpoint).exists():
+        raise InputError("no such file to resume from", where=a.checkpoint)
+    network = with_batch(load_network(a), a.batch)
+    require_device(a.target)
+    trainable = [n.strip() for n in a.trainable.split(",")] if a.trainable else None
+    counted = train_step(network, a.loss, _optimizer(a, 1), trainable=trainable, seed=a.seed)
+    ports = interface_of(counted)
+    data = read_data(a.data, ports.inputs, ports.targets)
+    steps = _steps(a, data, next(iter(ports.inputs.values())).shape[0])
+    step = train_step(
+        network,
+        a.loss,
+        _optimizer(a, steps),
+        trainable=trainable,
+        clip_norm=a.clip_norm,
+        accumulate=a.accumulate,
+        seed=a.seed,
+    )
+    loop = prepared(step, data, a.loss, a.target, seed=a.seed, **choices_of(a))
+    first = _resumed(loop, a) if a.resume else 0
+    if first >= steps:
+        raise InputError(
+            f"expected more steps than the {first} of the checkpoint, got {steps}", where="--steps"
+        )
+    records = _trained(loop, a, steps, first)
+    if a.plot:
+        named = {k: _TITLES[k] for k in records[-1].held_out if k != "loss"} or {"loss": _TITLES["loss"]}
+        write_curves([Curve(network.name, loop.losses, records, first)], named, a.plot)
+    if a.output:
+        state = {n: loop.steps.state[n] for n in loop.steps.state}
+        trained = compile_module(step.inference(state), a.target, **choices_of(a))
+        trained.save(file_path(a.output))
+    _report(a, network, loop, records)
+    if loop.done < steps:
+        kept = f"; {a.checkpoint} holds the state" if a.checkpoint else ""
+        raise KeyboardInterrupt(f"interrupted after step {loop.done} of {steps}{kept}")
+
+
+def prepared(step: Module, data: Data, loss: str, target: str, *, seed: int = 0, **choices: Any) -> Loop:
+    """The compiled step and its network over the same weights, ready to be trained on the data."""
+    ports = interface_of(step)
+    exe: Any = compile_module(step, target, **choices)
+    network: Any = compile_module(network_with_state(step), target, **choices)
+    network.share_state(exe)
+    return Loop(exe, network, fitted(data, ports.inputs, ports.targets), ports, measures_of(loss, data), seed)
+
+
+def with_batch(network: Module, batch: int | None) -> Module:
+    """The network for another extent of the first dimension of all its inputs."""
+    if batch is None:
+        return network
+    shapes = {n: t.shape for n, t in zip(network.input_names, network.input_types, strict=True)}
+    return with_input_shapes(network, {n: (batch, *s[1:]) for n, s in shapes.items() if s})
+
+
+def _optimizer(a: argparse.Namespace, steps: int) -> optim.Optimizer:
+    """The optimizer with its rate and schedule over so many steps."""
+    options: dict[str, Any] = {}
+    if a.weight_decay is not None:
+        options["weight_decay"] = a.weight_decay
+    if a.optimizer == "sgd" or a.momentum is not None:
+        options["momentum"] = _SGD_MOMENTUM if a.momentum is None else a.momentum
+    make: Callable[..., optim.Optimizer] = optim.NAMED[a.optimizer]
+    rate = a.lr
+    if rate is None:
+        rate = _SGD_RATE if a.optimizer == "sgd" else make().options["lr"]
+    return make(lr=_scheduled(rate, a.schedule, a.warm_up, max(1, steps // a.accumulate)), **options)
+
+
+def _scheduled(rate: float, kind: str, warm_up: int, updates: int) -> Any:
+    if warm_up >= updates > 1:
+        raise InputError(
+            f"expected fewer steps of warm-up than the {updates} updates, got {warm_up}", where="--warm-up"
+        )
+    rest = max(1, updates - warm_up)
+    after: Any = rate
+    if kind == "cosine":
+        after = schedules.cosine(rate, rest)
+    elif kind == "linear":
+        after = schedules.polynomial(rate, rest)
+    return schedules.warm_up(warm_up, after) if warm_up else after
+
+
+def _steps(a: argparse.Namespace, data: Data, batch: int) -> int:
+    return int(a.steps or (a.epochs or 1) * (data.training.count // batch))
+
+
+def _resumed(loop: Loop, a: argparse.Namespace) -> int:
+    """The steps of the checkpoint; a rate that was given replaces that of the checkpoint."""
+    done = loop.resume(a.checkpoint)
+    state: Any = loop.steps.state
+    if "lr" in a.given and "lr" in state:
+        state["lr"] = np.asarray(a.lr, np.float32)
+    return done
+
+
+def _trained(loop: Loop, a: argparse.Namespace, steps: int, first: int) -> list[Record]:
+    """Run the loop with a bar of progress, and print records as they come."""
+    from tqdm import tqdm
+
+    records = []
+    with (
+        tqdm(total=steps, initial=first, unit="step", disable=None, leave=False) as bar,
+        _interrupts() as asked,
+    ):
+
+        def show(step: int, loss: float) -> None:
+            bar.update(step - bar.n)
+            bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+
+        every = a.eval_every or loop.epoch_steps
+        for record in loop.run(
+            steps, eval_every=every, checkpoint=a.checkpoint, stop=asked.is_set, progress=show
+        ):
+            records.append(record)
+            with bar.external_write_mode():
+                print(json.dumps(asdict(record)) if a.json else shown(record), flush=True)
+    return records
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Within, the first Ctrl-C sets the event, so that a step that runs ends; the second one interrupts."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: object) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def shown(record: Record) -> str:
+    """One record as a line."""
+    parts = [f"step {record.step:6d}", f"epoch {record.epoch:6.2f}", f"loss {record.loss:8.4f}"]
+    parts += [
+        f"{_TITLES[k].replace('held-out', 'held out:')} {_number(k, v)}" for k, v in record.held_out.items()
+    ]
+    return "  ".join([*parts, f"{record.seconds:7.1f} s"])
+
+
+def _number(key: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if key == "accuracy" else f"{value:.4f}"
+
+
+def _report(a: argparse.Namespace, network: Module, loop: Loop, records: list[Record]) -> None:
+    last = records[-1]
+    weights = sum(math.prod(network.constants[n].shape) for n in network.parameters)
+    steps = len(loop.losses)
+    result: Mapping[str, Any] = {
+        "network": a.network,
+        "data": a.data,
+        "parameters": weights,
+        "batch": loop.batch,
+        "steps": last.step,
+        "loss": last.loss,
+        "held_out": dict(last.held_out),
+        "seconds": last.seconds,
+        "step_seconds_mean": last.step_seconds / max(1, steps),
+        "checkpoint": a.checkpoint,
+    }
+    if a.json:
+        print(json.dumps(result), flush=True)
+        return
+    print(
+        f"{network.name}: {weights} parameters, {steps} steps of {loop.batch} examples, "
+        f"{1e3 * last.step_seconds / max(1, steps):.2f} ms per step"
+    )
+    for path in filter(None, (a.checkpoint, a.output, a.plot)):
+        print(f"wrote {path}")
