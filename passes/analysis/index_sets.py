@@ -120,3 +120,13 @@ def recompute_cost(op: Op) -> int:
     body = op.body.ops if op.body is not None else ()
     free = {"scalar.yield", "scalar.const", "scalar.index"}
     return sum(16 if o.name in _EXPENSIVE else 1 for o in body if o.name not in free)
+
+
+def sums_samples(op: Op) -> bool:
+    """Return whether a contraction sums over several dimensions of its first factor, as gradients by weights
+    sum over samples and windows: then channels are its rows and columns, and lie innermost in both factors.
+    """
+    if op.name != "tensor.contract":
+        return False
+    first = reads(op)[0]
+    return sum(Sym(d) in first for d, n in dims(op, "red").items() if n > 1) > 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Block, Builder, Level, Module, Op, Type, Value, scalar_body
+from tilewright.ir import Block, Builder, Level, Module, Op, Sym, Type, Value, scalar_body
 from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.index_sets import sums_samples
 from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of_products
 from tilewright.passes.framework.context import Estimator
-from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, sums_products
+from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, split_along, sums_products
 from tilewright.passes.kernels.matrix.split_estimates import innermost_channels, matrix_estimates
 
 #: parts to compare
@@ -18,6 +19,8 @@ PARTS = (2, 3, 4, 6, 8)
 EXACT = frozenset({"f32", "f64"})
 #: the shortest sum that is left to a part
 SHORTEST = 32
+#: most parts of a sum over samples and windows
+MAX_PARTS = 64
 #: a split must be estimated to take at most this share of the whole product
 GAIN = 0.8
 
@@ -32,6 +35,9 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
                                    reads = [[part * 128 + c, y], [k, part, c]]);
               %y = tensor.map(%p, %p, %p, %p, par = (k, y), reads = [[0, k, y], [1, k, y], ...]) {add}
 
+    Gradients by weights, which sum over samples and windows, are cut along samples or rows of windows: the
+    kernel keeps its own dimension whole.
+
     Where the cost model says that it takes less time, on GPUs: there, a product of few results has few
     blocks, and each waits for a long chain of loads. Sums of 16-bit factors are float32, and so are their
     parts: the rounding of the result, like the rest of an epilogue, is of the kernel that adds them. The
@@ -43,15 +49,23 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     if isinstance(hardware, CpuHardware) or any(op.name == "tensor.call" for op in main.body.ops):
         return module
     options = {op: found for op in main.body.ops if (found := _options(op))}
-    if not options:
+    samples = {op for op in main.body.ops if sums_samples(op) and _sums_exactly(op)}
+    if not options and not samples:
         return module
     headroom = headroom_of_products(main, ctx)
     b = Builder()
     env: dict[Value, Value] = {}
     for op in main.body.ops:
-        parts = _best_parts(op, options[op], headroom, hardware, ctx.estimator) if op in options else 1
         fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
-        if parts > 1:
+        parts, cut = 1, None
+        if op in samples:
+            cut = _best_cut(op, headroom, hardware, ctx.estimator)
+        elif op in options:
+            parts = _best_parts(op, options[op], headroom, hardware, ctx.estimator)
+        if cut is not None:
+            with b.at(op.loc):
+                env[op.result] = split_along(fresh, b, *cut)
+        elif parts > 1:
             with b.at(op.loc):
                 env[op.result] = split(fresh, b, parts)
         else:
@@ -64,13 +78,43 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
 
 def _options(op: Op) -> tuple[int, ...]:
     """Numbers of parts that a product could be cut into; none for other ops."""
-    if op.name != "tensor.contract" or len(op.operands) != 2 or op.body is None:
-        return ()
-    if op.result.tensor.dtype not in EXACT or not sums_products(op):
+    if not _sums_exactly(op) or sums_samples(op):
         return ()
     channel = channel_of(op)
     length = dims(op, "red").get(channel, 0)
     return tuple(p for p in PARTS if length % p == 0 and length // p >= SHORTEST)
+
+
+def _sums_exactly(op: Op) -> bool:
+    """Return whether an op sums products of two factors in a dtype that parts of the sum may be stored in."""
+    if op.name != "tensor.contract" or len(op.operands) != 2 or op.body is None:
+        return False
+    return op.result.tensor.dtype in EXACT and sums_products(op)
+
+
+#: a reduced dimension, and into how many parts it is cut
+_Cut = tuple[str, int]
+
+
+def _best_cut(op: Op, headroom: MemoryHeadroom, hardware: Hardware, estimator: Estimator) -> _Cut | None:
+    """The cut of a sum over samples and windows that takes the least time; None where none gains enough.
+
+    Numbers of parts that divide one of the two outer dimensions are compared, as long as all parts together
+    are smaller than the factors: storing more than is read gains nothing.
+    """
+    signature = _signature(op)
+    best: _Cut | None = None
+    least = GAIN * _seconds(signature, None, hardware, estimator)
+    red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
+    most = sum(v.tensor.nbytes for v in op.operands) // max(1, part_bytes)
+    for d in [d for d in red if Sym(d) in reads(op)[0] and red[d] > 1][:2]:
+        for parts in (p for p in range(2, min(red[d], MAX_PARTS, most) + 1) if red[d] % p == 0):
+            if not headroom.fits(op, parts * part_bytes):
+                break
+            seconds = _seconds(signature, (d, parts), hardware, estimator)
+            if seconds < least:
+                best, least = (d, parts), seconds
+    return best
 
 
 def _best_parts(
@@ -82,8 +126,8 @@ def _best_parts(
         if not headroom.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
-            least = GAIN * _seconds(_signature(op), 1, hardware, estimator)
-        seconds = _seconds(_signature(op), parts, hardware, estimator)
+            least = GAIN * _seconds(_signature(op), None, hardware, estimator)
+        seconds = _seconds(_signature(op), ("", parts), hardware, estimator)
         if seconds < least:
             best, least = parts, seconds
     return best
@@ -108,19 +152,24 @@ def _signature(op: Op) -> _Signature:
     return tuple(v.type for v in op.operands), op.attrs, op.result.type
 
 
-def _seconds(signature: _Signature, parts: int, hardware: Hardware, estimator: Estimator) -> float:
-    """Seconds of a product and, if it is split, of adding its parts, by the model."""
+def _seconds(signature: _Signature, cut: _Cut | None, hardware: Hardware, estimator: Estimator) -> float:
+    """Seconds of a product and, if it is cut, of adding its parts, by the model.
+
+    cut: of the dimension named, or of the longest plain sum where none is.
+    """
 
     def answer() -> float:
         op = _product(*signature)
         b = Builder()
-        if parts == 1:
+        out = op.result
+        if cut is None:
             b.append(op)
-        out = op.result if parts == 1 else split(op, b, parts)
+        else:
+            out = split_along(op, b, *cut) if cut[0] else split(op, b, cut[1])
         b.do("tensor.return", out)
         return estimator.program_s(op.operands, b.ops, hardware)
 
-    return estimator.remembered(("split product", signature, parts, hardware), answer)
+    return estimator.remembered(("split product", signature, cut, hardware), answer)
 
 
 def _product(types: tuple[Type, ...], attrs: tuple[tuple[str, Attr], ...], result: Type) -> Op:

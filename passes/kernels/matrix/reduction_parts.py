@@ -12,6 +12,9 @@ from tilewright.passes.analysis.copies import copied
 from tilewright.passes.kernels.matrix.view import NARROW, multiplies
 from tilewright.passes.rewriting.names import unused
 
+#: parts that one map adds; more of them are summed
+MAX_READS = 8
+
 
 def split(op: Op, b: Builder, parts: int) -> Value:
     """The same product by parts of its longest plain sum."""
@@ -45,10 +48,36 @@ def split(op: Op, b: Builder, parts: int) -> Value:
     return added(b, sums, dims(op, "par"))
 
 
+def split_along(op: Op, b: Builder, dim: str, parts: int) -> Value:
+    """The same product by parts of its sum along one reduced dimension."""
+    length = dims(op, "red")[dim] // parts
+    part = unused("part", domain(op))
+    whole = Sym(part) * length + Sym(dim)
+    attrs: dict[str, Attr] = {
+        **dict(op.attrs),
+        "par": Pairs.of({part: parts, **dims(op, "par")}),
+        "red": Pairs.of({**dims(op, "red"), dim: length}),
+        "reads": tuple(tuple(substitute(e, {dim: whole}) for e in at) for at in reads(op)),
+    }
+    t = op.result.tensor
+    partial = TensorType(t.dtype, (parts, *t.shape))
+    (sums,) = b.emit("tensor.contract", op.operands, attrs, types=[partial], body=op.body)
+    return added(b, sums, dims(op, "par"))
+
+
 def added(b: Builder, sums: Value, par: Mapping[str, int]) -> Value:
     """Append the sum of a tensor over its first dimension, for each point of `par`."""
     t = TensorType(sums.tensor.dtype, sums.tensor.shape[1:])
     parts = sums.tensor.shape[0]
+    if parts > MAX_READS:
+        part = unused("part", par)
+        inner, (v, acc) = scalar_body([t.dtype] * 2)
+        inner.do("scalar.yield", inner.value("scalar.add", v, acc))
+        (out,) = structured(
+            b, "tensor.reduce", [sums], par=par, red={part: parts}, reads=[(Sym(part), *map(Sym, par))],
+            init=(0.0,), body=inner.block((v, acc)), types=[t],
+        )  # fmt: skip
+        return out
     body, values = scalar_body([t.dtype] * parts)
     total = values[0]
     for v in values[1:]:

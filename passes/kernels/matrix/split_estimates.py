@@ -11,6 +11,7 @@ from tilewright.ir import Block, Builder, Func, Level, Op, Pairs, Sym, TensorTyp
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import dims, reads
+from tilewright.passes.analysis.index_sets import sums_samples
 from tilewright.passes.kernels.kernel_problem import stream_problem
 from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores
 from tilewright.passes.kernels.matrix.problem import matrix_problem
@@ -28,6 +29,8 @@ def innermost_channels(op: Op) -> Op:
     x, y = op.operands[0].tensor, op.result.tensor
     if x.dtype not in NARROW and op["factors"] != "tf32":
         return op
+    if sums_samples(op):
+        return _innermost_rows(op)
     first, second = reads(op)[:2]
     channel = Sym(channel_of(op))
     axes = sorted(range(x.rank), key=lambda axis: first[axis] == channel)
@@ -42,6 +45,19 @@ def innermost_channels(op: Op) -> Op:
     image = Value(replace(x, shape=tuple(x.shape[axis] for axis in axes)), "x")
     result = Value(replace(y, shape=tuple(y.shape[axis] for axis in order)))
     return replace(turned, operands=(image, *op.operands[1:]), results=(result,))
+
+
+def _innermost_rows(op: Op) -> Op:
+    """A gradient by weights whose factors have the channels innermost that are its rows and its columns."""
+    par = dims(op, "par")
+    operands, places = [], []
+    for v, at in zip(op.operands, reads(op), strict=True):
+        axes = sorted(
+            range(v.tensor.rank), key=lambda axis: isinstance(at[axis], Sym) and str(at[axis]) in par
+        )
+        operands.append(Value(replace(v.tensor, shape=tuple(v.tensor.shape[axis] for axis in axes)), "x"))
+        places.append(tuple(at[axis] for axis in axes))
+    return replace(op.with_attrs(reads=tuple(places)), operands=tuple(operands))
 
 
 def matrix_estimates(op: Op, options: Sequence[int], hardware: Hardware) -> dict[int, float]:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Builder, Expr, Op, Sym, Value
+from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.operands import zero
 from tilewright.ir.graph_ops.weight_gradients import weight_gradient_of
 from tilewright.passes.lower.lowering import (
     accumulated,
     converted,
+    dim_names,
     lowering,
     multiply_add,
     reduced,
     result_type,
 )
+from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, letters_of, window_reads
 
 
 @lowering("graph.conv1d_weight_grad", "graph.conv2d_weight_grad", "graph.conv3d_weight_grad")
 def weight_gradient(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """result[k, c, taps] = sum over samples and windows of g[n, k, window] * x[n, c, window's tap].
+    """result[k, taps, c] = sum over samples and windows of g[n, k, window] * x[n, c, window's tap].
 
+    Channels are innermost, as tiles of tensor cores want them; the kernel's own order is a copy.
     Where a group has one input channel, no dimension is only x's besides the taps: a plain reduction.
     """
     cotangent, data = x
@@ -29,9 +32,12 @@ def weight_gradient(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     data_layout, kernel_layout = attrs["data_layout"], attrs["kernel_layout"]
     letters = letters_of(data_layout)
     geometry = weight_gradient_of(cotangent.tensor, data.tensor, attrs, len(letters))
-    result = accumulated(result_type(op))
+    t = accumulated(result_type(op))
     names = {"O": "k", "I": "c", **TAPS}
-    par = {names[d]: n for d, n in zip(kernel_layout, result.shape, strict=True)}
+    order = kernel_layout if geometry.depthwise else f"O{letters}I"
+    extents = dict(zip(kernel_layout, t.shape, strict=True))
+    par = {names[d]: extents[d] for d in order}
+    result = TensorType(t.dtype, tuple(par.values()))
     windows = dict(zip(letters, geometry.windows, strict=True))
     red = {"n": geometry.batch, **{OUTPUTS[d]: w.count for d, w in windows.items()}}
     k, c = Sym("k"), Sym("c")
@@ -45,4 +51,7 @@ def weight_gradient(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     name = "tensor.reduce" if geometry.depthwise else "tensor.contract"
     fill = (None, zero(data.tensor.dtype))
     sums = reduced(b, name, x, result, par, red, reads, multiply_add, fill=fill)
+    if order != kernel_layout:
+        place = dict(zip(kernel_layout, map(Sym, dim_names(t.rank)), strict=True))
+        sums = moved(b, sums, t, [place[d] for d in order])
     return [converted(b, sums, result_type(op))]

@@ -14,7 +14,7 @@ from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext
-from tilewright.passes.analysis.index_sets import identity_read, is_view
+from tilewright.passes.analysis.index_sets import identity_read, is_view, sums_samples
 from tilewright.passes.analysis.minimum_cut import Energy
 from tilewright.passes.tensor.layouts.axes import Order, reordered, stays_view
 
@@ -147,7 +147,8 @@ class LayoutCosts:
             rows = inner & set(dims(op, "par"))
             return 0.0 if i != 0 or rows or not inner else self.hardware.layout.scattered_share * simt_s
         lanes = ASYNC_COPY_BYTES[0] // itemsize(op.operands[i].tensor.dtype)
-        channel = [d for d in inner if d in dims(op, "red")]
+        wanted = dims(op, "par") if sums_samples(op) else dims(op, "red")
+        channel = [d for d in inner if d in wanted]
         if channel and len(inner) == 1 and sizes[channel[0]] % lanes == 0:
             return 0.0
         return simt_s * (1 - 1 / self.hardware.layout.matrix_rate)

@@ -214,3 +214,22 @@ def test_a_report_tells_of_layouts():
     assert layout_text(named).endswith("1 conversion kernel (relay:reshape#0)")
     plain = tw.compile(module, target="null").report()["layouts"]
     assert layout_text(plain) == ""
+
+
+def test_gradients_by_weights_get_channels_last():
+    text = """module @m {
+      graph.func @main(%x: f16[8, 16, 16, 16], %w: f16[32, 16, 1, 1], %g: f16[8, 32, 16, 16])
+          -> f16[32, 32, 3, 3] {
+        %0 = graph.conv2d(%x, %w) : f16[8, 32, 16, 16]
+        %1 = graph.relu(%0) : f16[8, 32, 16, 16]
+        %2 = graph.conv2d_weight_grad(%1, %1, kernel_size = [3, 3], padding = [1, 1, 1, 1])
+          : f16[32, 32, 3, 3]
+        graph.return(%2)
+      }
+    }"""
+    context = PassContext(str(H100), H100.hardware, verify_each=True, reproducer_folder=None)
+    out = run_pipeline(
+        tw.parse(text), Pipeline.parse("infer-shapes, graph-to-tensor, choose-layouts"), context
+    )
+    gradient = [op for op in out.main.body.ops if op.name == "tensor.contract"][-1]
+    assert [str(at[-1]) for at in reads(gradient)] == ["k", "c"]

@@ -174,3 +174,34 @@ def test_networks_are_split_where_blocks_are_few(data_dir):
     module = tw.frontends.relay.load(str(path), params="random", seed=0)
     with_parts = [n for n in products(module)[0] if n > 1]
     assert len(with_parts) >= 5
+
+
+def weight_gradient(side=16, dtype="f32", samples=8):
+    image = f"{dtype}[{samples}, 16, {side}, {side}]"
+    return parse(f"""module @m {{
+  graph.func @main(%g: {image}, %x: {image}) -> {dtype}[16, 16, 3, 3] {{
+    %0 = graph.conv2d_weight_grad(%g, %x, kernel_size = [3, 3], padding = [1, 1, 1, 1])
+      : {dtype}[16, 16, 3, 3]
+    graph.return(%0)
+  }}
+}}
+""")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_gradients_by_weights_are_cut_along_samples_or_rows_of_windows(dtype):
+    module = weight_gradient(dtype=dtype)
+    (parts,), out = products(module)
+    assert parts > 1
+    inputs = random_inputs(module, 1)
+    wide = [v.astype(np.float64) for v in inputs]
+    expected = tw.interpret(module, *wide, precision="fp64")[0]
+    np.testing.assert_allclose(
+        tw.interpret(out, *wide, precision="fp64")[0], expected, rtol=1e-10, atol=1e-10
+    )
+    assert products(module, "opencl")[0] == [1]
+
+
+def test_parts_that_would_be_larger_than_the_factors_are_not_made():
+    # 4 x 4 windows of 2 samples: two parts of the kernel's gradient have more elements than both images
+    assert products(weight_gradient(side=4, samples=2))[0] == [1]
