@@ -27,8 +27,10 @@ from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
 from tilewright.ir.errors import expect
 from tilewright.ir.interpreter.step import check_initial_state
+from tilewright.ir.nodes import INFERENCE
 from tilewright.measuring.stream_choice import check_policy, choose_streams, kernel_costs, work_of
 from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.request import CompileRequest
@@ -36,7 +38,9 @@ from tilewright.running.buckets import Buckets, ShapesOption
 from tilewright.running.executable import LEVELS, Artifact, Executable
 from tilewright.running.reference import ReferenceExecutable, reference_executable
 from tilewright.running.shaped import shaped_executable
+from tilewright.running.state import HoldsState
 from tilewright.running.stateful import executable_of
+from tilewright.running.step_rules import training_facts
 
 if TYPE_CHECKING:
     from tilewright.measured_choice import MeasuredChoice
@@ -151,7 +155,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     own = OwnPasses.of(request.passes)
     target = resolve_target(request.target)
     if target.kind == "reference":
-        return cast("Executable", _interpreted(request, module, own))
+        return _with_network(cast("Executable", _interpreted(request, module, own)), request, module)
     missing = [n for n in _constant_names(module) if n not in module.constants]
     if missing:
         raise InputError(
@@ -182,12 +186,22 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
         chosen = choose_streams(plan, "serial", work, constants=constants, device=device)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
-    facts["streams"] = chosen.facts()
+    facts |= {"streams": chosen.facts(), **training_facts(module)}
     if own.pipelines:
         facts["passes"] = own.facts()
     levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}
     artifact = Artifact(chosen.plan, constants, facts, levels, entries)
-    return executable_of(artifact, str(target), instances=request.instances)
+    executable = executable_of(artifact, str(target), instances=request.instances)
+    return _with_network(executable, request, module)
+
+
+def _with_network(executable: Executable, request: CompileRequest, module: Module) -> Executable:
+    """The executable of a step with the way to compile the network that it trains."""
+    if isinstance(executable, HoldsState) and any(f.name == INFERENCE for f in module.funcs):
+        network = module.inference()
+        names = [n for n in network.constants if n in module.state_names]
+        executable.network = partial(_compiled, request, promoted(network, names))
+    return executable
 
 
 def _interpreted(request: CompileRequest, module: Module, own: OwnPasses) -> ReferenceExecutable:

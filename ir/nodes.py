@@ -333,10 +333,11 @@ class Module:
         network = next((f for f in self.funcs if f.name == INFERENCE), None)
         if network is None:
             raise InputError(
-                "expected a training step, which has a function @{INFERENCE}", where=f"@{self.name}"
+                f"expected a training step, which has a function @{INFERENCE}", where=f"@{self.name}"
             )
         named = {str(op["name"]) for op in network.body.ops if op.name.endswith(".constant")}
-        constants = self.constants.updated({n: a for n, a in (state or {}).items() if n in named})
+        weights = {n: a for n, a in (state or {}).items() if n in named}
+        constants = self.constants.only(frozenset(named)).updated(weights)
         attrs = tuple((k, a) for k, a in self.attrs if k not in ("ranges", "loss_scale", "on_nan"))
         name = self.name.removesuffix("_step")
         return Module(name, (replace(network, name="main"),), attrs, constants)

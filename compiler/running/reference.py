@@ -15,6 +15,7 @@ from tilewright.ir.types import array_type
 from tilewright.running.interpreting import interpret
 from tilewright.running.named_inputs import in_order
 from tilewright.running.state import HoldsState, StateStore
+from tilewright.running.step_rules import StepRules, training_facts
 from tilewright.runtime.interface.lazy import LazyArray, ready
 from tilewright.runtime.plan.execution_plan import Buffer
 
@@ -102,6 +103,7 @@ class StatefulReference(HoldsState, ReferenceExecutable):
         self._store = StateStore()
         self._store.add(buffers, initial_state(module))
         self._turn = threading.Lock()
+        self._rules = StepRules.of(training_facts(module), self.input_names)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -134,13 +136,14 @@ class StatefulReference(HoldsState, ReferenceExecutable):
 
     def __call__(self, /, *inputs: Any, **named: Any) -> list[np.ndarray]:
         """Results of one step by reference semantics, for inputs by position or by name."""
-        arrays = in_order(self.input_names, inputs, named)
+        arrays = self._ordered(self.input_names, inputs, named)
         with self._turn:
             results, new = interpret_step(
                 self.module, arrays, {n: self._store.read(n) for n in self.module.state_names}
             )
             for name, array in new.items():
                 self._store.write(name, array)
+        self._accept(results)
         return results
 
     def step(self, /, *inputs: Any, **named: Any) -> LazyArray | tuple[LazyArray, ...]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir import InputError, dtype_name
+from tilewright.ir import InputError, UnsupportedError, dtype_name
 from tilewright.ir.bounded_file import read_bounded
 from tilewright.ir.errors import file_path
+from tilewright.running.named_inputs import in_order
+from tilewright.running.step_rules import RATE, REFUSED, StepRules
 from tilewright.runtime.atomic_file import output_file
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.interface.device import Device
@@ -156,9 +159,12 @@ class State(Mapping[str, np.ndarray]):
 
 
 class HoldsState:
-    """What every executable with state offers of it."""
+    """What every executable with state offers of it, and what training steps check on the host."""
 
     _store: StateStore
+    _rules: StepRules = StepRules({})
+    #: of a training step that was compiled in this process: makes the executable of its network
+    network: Callable[[], Any] | None = None
 
     @property
     def state(self) -> State:
@@ -176,6 +182,57 @@ class HoldsState:
         another version, or has other names, shapes or dtypes.
         """
         _read_state(self._store, path)
+
+    def inference(self) -> Any:
+        """The executable of the network that this step trains, over the same weights.
+
+        It reads what later steps write, and is compiled at each call, for the same target and options.
+        `Module.inference(exe.state)` gives the network with the weights of now as constants, which compiles
+        to faster kernels.
+        Raises UnsupportedError where this is no training step or was read from a file.
+        """
+        if self.network is None:
+            raise UnsupportedError(
+                "expected a training step that was compiled here, whose module has a function @inference; "
+                "the module of a step gives its network: step.inference(exe.state)"
+            )
+        out = self.network()
+        if isinstance(out, HoldsState):
+            out.share_state(self)
+        return out
+
+    def share_state(self, other: Any) -> None:
+        """Let this executable and `other` have one state; see there."""
+        raise NotImplementedError
+
+    def _ordered(
+        self, names: Sequence[str], inputs: Sequence[object], named: Mapping[str, object]
+    ) -> Sequence[object]:
+        """The inputs of a run in their order, checked; a learning rate `lr` among the named ones is state."""
+        if RATE in named and RATE not in names:
+            rate = {RATE: named[RATE]}
+            named = {n: x for n, x in named.items() if n != RATE}
+            if RATE not in self._store.buffers:
+                raise InputError(
+                    "expected no lr, the learning rate of this step is none of its state: a schedule gives it"
+                )
+            inputs = in_order(names, inputs, named)
+            self._rules.check(inputs)
+            self._store.write(RATE, np.asarray(rate[RATE], np.float32))
+            return inputs
+        inputs = in_order(names, inputs, named) if named else inputs
+        self._rules.check(inputs)
+        return inputs
+
+    def _accept(self, results: Sequence[Any]) -> None:
+        """Raise InputError where the step asks for it and the run, waited for, changed nothing."""
+        if not self._rules.raises or not int(self._store.read(REFUSED)):
+            return
+        self._store.write(REFUSED, np.zeros((), np.uint32))
+        raise InputError(
+            f"expected a batch with a finite loss and finite gradients, got the loss {float(results[0])}; "
+            "the state is as it was before"
+        )
 
 
 def _write_state(store: StateStore, path: str | Path) -> None:

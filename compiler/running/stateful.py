@@ -12,8 +12,8 @@ from tilewright.devices.opening import OpenedDevice
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
 from tilewright.running.executable import Artifact, Executable, inputs_of, progress_bar
-from tilewright.running.named_inputs import in_order
 from tilewright.running.state import HoldsState, StateStore
+from tilewright.running.step_rules import StepRules
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.interface.lazy import LazyArray, Steps, ready
@@ -35,6 +35,7 @@ class StatefulExecutable(HoldsState, Executable):
         self._stepping: Steps | None = None  # a loaded plan that queues steps
         self._store = StateStore()
         self._join(self._store)
+        self._rules = StepRules.of(artifact.facts, self.input_names)
 
     def _join(self, store: StateStore) -> None:
         plan = self.plan
@@ -81,7 +82,7 @@ class StatefulExecutable(HoldsState, Executable):
         `float(loss)`, `loss.numpy()` and `np.asarray(loss)` wait. Results stay what they are when later steps
         have run. Inputs are copied before the call returns. Devices that cannot queue work wait here.
         """
-        arrays = in_order(self.input_names, inputs, named) if named else inputs
+        arrays = self._ordered(self.input_names, inputs, named)
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)
@@ -92,7 +93,17 @@ class StatefulExecutable(HoldsState, Executable):
                 self._stepping = None
                 self.close()
                 raise
+        if self._rules.raises:
+            self._accept(results)
         return results[0] if len(results) == 1 else results
+
+    def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
+        """Results of one step, waited for; otherwise as `step`."""
+        arrays = self._ordered(self.input_names, inputs, named)
+        with self._working() as pool, pool.lent() as instance:
+            results = instance.run(arrays)
+        self._accept(results)
+        return results
 
     def _first_step(self, arrays: Sequence[object]) -> tuple[LazyArray, ...]:
         """A step of a plan that may have to be loaded; the next ones take a shorter way if it can queue."""

@@ -22,10 +22,11 @@ from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.framework.pipeline import Pipeline
 from tilewright.passes.graph.fix_loss_scale import AUTO, GOOD, SCALE
 from tilewright.passes.graph.gradients.differentiate import backward
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.promote_parameters import matching_constants, promoted
 from tilewright.passes.graph.recompute.choose_saved import CHECKPOINT, MEMORY_BUDGET
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import did_you_mean
+from tilewright.running.step_rules import ON_NAN, RANGES, RATE, REFUSED
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.training import losses, optim
 from tilewright.training.losses import Loss, Target, wide
@@ -34,7 +35,7 @@ LossFunction = Callable[..., Tensor]
 #: the dynamic loss scale of PyTorch: first value, growth after so many good updates, and both factors
 FIRST_SCALE, GROWTH_INTERVAL, GROWTH, BACKOFF = 65536.0, 2000, 2.0, 0.5
 #: names of scalars among the state
-STEP, UPDATES, RATE = "step", "updates", "lr"
+STEP, UPDATES = "step", "updates"
 #: names of the state that random numbers depend on come behind the weights
 _SCALARS = ("random.seed", STEP)
 #: what is added to a norm before the bound is divided by it, as PyTorch has it
@@ -72,22 +73,14 @@ class StepOptions:
             raise InputError(f"expected checkpoint auto, none or blocks, got {self.checkpoint!r}")
         if self.memory_budget is not None:
             memory_bytes(self.memory_budget, where=MEMORY_BUDGET)
-        if self.on_nan == "raise" and (self.checkpoint == "blocks" or self.memory_budget is not None):
-            raise InputError(
-                "expected no memory_budget and no checkpoint with on_nan='raise', where the loss that a step "
-                "returns depends on its gradients; use on_nan='skip'"
-            )
         if self.unused not in ("error", "keep"):
             raise InputError(f"expected unused error or keep, got {self.unused!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise InputError(f"expected a seed of 0 to 2**64 - 1, got {self.seed!r}")
 
     def saving(self) -> dict[str, Attr]:
-        """The attributes of the step that the pass choose-saved reads.
-
-        The loss that a step with on_nan='raise' returns is not the one that was differentiated.
-        """
-        attrs: dict[str, Attr] = {} if self.on_nan == "raise" else {LOSS: 0}
+        """The attributes of the step that the pass choose-saved reads."""
+        attrs: dict[str, Attr] = {LOSS: 0}
         if self.checkpoint != "auto":
             attrs[CHECKPOINT] = self.checkpoint
         if self.memory_budget is not None:
@@ -238,7 +231,7 @@ class _Step:
             metrics = [self.metric(m) for m in self.options.metrics]
         gradients = self.gradients(value)
         with w.at("optimizer"):
-            value = self.apply(value, gradients)
+            self.apply(value, gradients)
         return self.finished(trained, [value, *metrics], ranges)
 
     def training_form(self) -> Module:
@@ -249,13 +242,14 @@ class _Step:
                 'trainable=["fc.*"]',
                 where=self.where,
             )
-        network = promoted(self.network, self.options.trainable)
-        names = tuple(p.hint for p in network.main.params[len(self.network.main.params) :])
+        names = self.network.parameters
+        if self.options.trainable is not None:
+            names = tuple(matching_constants(self.network, self.options.trainable))
         pipeline = f"infer-shapes, decompose-octave, training-mode{{seed={self.options.seed}}}"
         network = self.network.with_attrs(parameters=names)
         module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())
         count = len(module.main.params)
-        module = promoted(module)
+        module = promoted(module, module.parameters)
         self.trained = [p.hint for p in module.main.params[count:]]
         if not self.trained:
             raise InputError("expected parameters to train, the network uses none", where=self.where)
@@ -381,8 +375,8 @@ class _Step:
         return self.options.loss_scale in ("auto", "dynamic")
 
     # -- the update ------------------------------------------------------------------------------------------
-    def apply(self, loss: Tensor, gradients: dict[str, Tensor]) -> Tensor:
-        """Write what becomes of all state; the loss as it is returned."""
+    def apply(self, loss: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Write what becomes of all state after a run with this loss."""
         w, options = self.w, self.options
         step = self.scalar(STEP, "u32", 0)
         self.new.setdefault(STEP, step + 1)
@@ -405,18 +399,19 @@ class _Step:
         applied = _both(due, finite)
         self.optimize(gradients, step, applied)
         if finite is None or sound is None:
-            return loss
+            return
         if self.dynamic:
             self.rescale(finite, due)
         if options.on_nan != "raise":
             self.keep_unless(sound, statistics)
-            return loss
+            return
         allowed = finite if due is None else finite | ~due
         if self.scale is not None and self.dynamic:  # what a smaller scale may still make finite
             allowed = allowed | (self.scale > 1)
         good = sound & allowed
         self.keep_unless(good, [n for n in self.new if n not in self.updated])
-        return good.where(loss, float("nan"))
+        refused = self.scalar(REFUSED, "u32", 0)
+        self.new[REFUSED] = good.where(refused, refused + 1)
 
     @property
     def guarded(self) -> bool:
@@ -514,9 +509,9 @@ class _Step:
 
     def finished(self, trained: Module, results: Sequence[Tensor], ranges: tuple[Attr, ...]) -> Module:
         """The module: inputs and state as parameters, results and new state as results."""
-        scalars = (*_SCALARS, UPDATES, RATE, SCALE, GOOD)
+        scalars = (*_SCALARS, UPDATES, RATE, SCALE, GOOD, REFUSED)
         names = [*self.trained, *(n for n in self.state if n not in self.trained and n not in scalars)]
-        names += [n for n in self.state if n in scalars]
+        names += [n for n in scalars if n in self.state]
         params = (*self.inputs, *(self.state[n] for n in names))
         values = [t.value for t in results]
         values += [self.new[n].value if n in self.new else self.state[n] for n in names]
@@ -533,11 +528,11 @@ class _Step:
         network = self.network
         attrs: dict[str, Attr] = {"parameters": tuple(self.trained)}
         if ranges:
-            attrs["ranges"] = ranges
+            attrs[RANGES] = ranges
         if self.options.loss_scale == "auto":
             attrs.update([AUTO])
         if self.options.on_nan != "ignore":
-            attrs["on_nan"] = self.options.on_nan
+            attrs[ON_NAN] = self.options.on_nan
         step = Module(
             f"{network.name}_step",
             (main, replace(network.main, name=INFERENCE)),

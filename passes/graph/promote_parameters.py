@@ -26,23 +26,22 @@ def promote_parameters(module: Module, ctx: PassContext, *, names: str = "") -> 
     rewrite: main(%x) { %w = graph.constant(name = "w"); %y = graph.dense(%x, %w); return(%y) }
         -->  main(%x, %w, updates = [[1, 1]]) { %y = graph.dense(%x, %w); return(%y, %w) }
     """
-    return promoted(module, [n.strip() for n in names.split(",") if n.strip()] or None)
+    patterns = [n.strip() for n in names.split(",") if n.strip()]
+    return promoted(module, matching_constants(module, patterns) if patterns else module.parameters)
 
 
-def promoted(module: Module, patterns: Sequence[str] | None = None) -> Module:
-    """The module with constants as state; see the pass. The same module where there is nothing to promote.
+def promoted(module: Module, names: Sequence[str]) -> Module:
+    """The module with the constants of these names as state; see the pass. The same module where it has none.
 
-    Raises InputError for patterns that no constant has, for constants that hold no floats, and for a name
-    that an input has already.
+    Raises InputError for constants that hold no floats, and for a name that an input has already.
     """
     main = module.main
     constants: dict[str, list[Op]] = {}
     for op in main.body.ops:
         if op.name == "graph.constant":
             constants.setdefault(str(op["name"]), []).append(op)
-    names = [n for n in constants if n in module.parameters]
-    if patterns is not None:
-        names = _matching(module, patterns, list(constants))
+    named = set(names)
+    names = [n for n in constants if n in named]
     taken = set(module.input_names)
     new: dict[Value, Value] = {}
     params: list[Value] = []
@@ -80,12 +79,17 @@ def with_state(module: Module, params: Sequence[Value], new: dict[Value, Value])
     return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
 
 
-def _matching(module: Module, patterns: Sequence[str], constants: Sequence[str]) -> list[str]:
-    """The constants that one pattern at least matches, in their order."""
+def matching_constants(module: Module, patterns: Sequence[str]) -> list[str]:
+    """The constants of @main that one of the names or patterns of names matches, in their order.
+
+    Raises InputError for a pattern that matches none.
+    """
+    ops = module.main.body.ops
+    constants = list(dict.fromkeys(str(op["name"]) for op in ops if op.name == "graph.constant"))
     for pattern in patterns:
-        if not any(fnmatchcase(n, pattern) for n in constants):
+        if not any(n == pattern or fnmatchcase(n, pattern) for n in constants):
             raise InputError(
                 f"expected names of constants to train, got '{pattern}'{did_you_mean(pattern, constants)}",
                 where=f"@{module.name}",
             )
-    return [n for n in constants if any(fnmatchcase(n, p) for p in patterns)]
+    return [n for n in constants if any(n == p or fnmatchcase(n, p) for p in patterns)]
