@@ -76,16 +76,21 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
     last |= dict.fromkeys(returned, len(calls))
     kept = {returned[result] for _, result in kernels.main.updates}
     alive: set[Value] = set()
-    peak = 0
+    alive_bytes = peak = 0
     beside: dict[str, int] = {}
     for i, call in enumerate(calls):
         ended = {v for v in call.operands if last.get(v) == i and v in alive}
-        alive |= {whole.get(r, r) for r in call.results} - kept
+        own = {whole.get(r, r) for r in call.results} - kept
+        alive_bytes += bytes_of(own - alive)
+        alive |= own
         callee = kernels[_name(call)]
-        peak = max(peak, bytes_of(alive) - _overwritten(call, callee, ended))
-        alive_bytes = bytes_of(alive - ended - set(call.results))
-        beside.update((op.loc, alive_bytes) for op in callee.body.ops if op.loc.startswith("#"))
-        alive -= {v for v in alive if last.get(v, -1) <= i}
+        peak = max(peak, alive_bytes - _overwritten(call, callee, ended))
+        others_bytes = alive_bytes - bytes_of(alive & {*ended, *call.results})
+        beside.update((op.loc, others_bytes) for op in callee.body.ops if op.loc.startswith("#"))
+        touched = own | {whole.get(v, v) for v in call.operands}
+        over = {v for v in touched if last.get(v, -1) <= i}
+        alive_bytes -= bytes_of(over & alive)
+        alive -= over
     return peak, beside
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Mapping
 
 from tilewright.costmodel import Hardware
-from tilewright.ir import Func, Op, Value
+from tilewright.ir import Block, Func, Op, Value
 from tilewright.passes.analysis.second_results import second_results_s
 from tilewright.passes.kernels.registry import least_s
 
@@ -34,6 +34,23 @@ def outlined_s(kernel: Func, hardware: Hardware, bytes_per_s: float | None = Non
         max(least, whole_s, max(least, core_s) + beside_s + second_results_s(results[1:], hardware))
         + boundary_s
     )
+
+
+def structure_of(kernel: Func) -> Hashable:
+    """Equal for kernels that compute the same on arrays of the same types, whatever their names."""
+    return _block_structure(kernel.body, {})
+
+
+def _block_structure(block: Block, outer: Mapping[Value, int]) -> Hashable:
+    names = dict(outer)
+    for p in block.params:
+        names[p] = len(names)
+    out: list[Hashable] = [tuple(p.type for p in block.params)]
+    for op in block.ops:
+        wires = tuple(names.setdefault(v, len(names)) for v in (*op.operands, *op.results))
+        body = None if op.body is None else _block_structure(op.body, names)
+        out.append((op.name, op.attrs, wires, tuple(r.type for r in op.results), body))
+    return tuple(out)
 
 
 def _core_bytes(kernel: Func, product: Op) -> int:

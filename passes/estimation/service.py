@@ -11,7 +11,7 @@ from tilewright.ir import Builder, Constants, Func, Level, Module, Op, TensorTyp
 from tilewright.ir.nodes import Attr
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation.algorithms import alternative, kernels_of, kernels_s
-from tilewright.passes.estimation.outlined import outlined_s
+from tilewright.passes.estimation.outlined import outlined_s, structure_of
 from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
 from tilewright.passes.pipelines import ESTIMATES
@@ -101,7 +101,8 @@ class KernelEstimator:
 
     def outlined_s(self, kernel: Func, hardware: Hardware, bytes_per_s: float | None = None) -> float:
         """See `Estimator`."""
-        return outlined_s(kernel, hardware, bytes_per_s)
+        question = ("outlined", structure_of(kernel), hardware, bytes_per_s)
+        return self.remembered(question, lambda: outlined_s(kernel, hardware, bytes_per_s))
 
     def program_s(self, params: Sequence[Value], ops: Sequence[Op], hardware: Hardware) -> float:
         """See `Estimator`."""

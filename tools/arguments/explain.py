@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from tilewright.compilation.option_values import Precision
 from tilewright.tools.arguments.network import add_network_arguments, add_pass_arguments
 from tilewright.tools.arguments.parsing import Sub
 from tilewright.tools.arguments.scope import NETWORKS, OptionScope
@@ -20,6 +23,27 @@ def add_explain(sub: Sub) -> None:
         "--partitioners",
         action="store_true",
         help="compare what chooses which ops share a kernel: launches and seconds by the model",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--pass-pipeline", "--partitioners")),
+        "--train",
+        metavar="OPTIMIZER",
+        help="explain the training step of the network with this optimizer (sgd, adamw, ...): what each op "
+        "costs in the backward pass, what is saved and what is computed again",
+    )
+    step = OptionScope(NETWORKS, needs=("--train",))
+    p.add_scoped(p, step, "--loss", default="cross_entropy", help="its loss (default cross_entropy)")
+    p.add_scoped(
+        p,
+        step,
+        "--precision",
+        default="fp32",
+        choices=get_args(Precision),
+        help="its precision (default fp32)",
+    )
+    p.add_scoped(
+        p, step, "--memory-budget", metavar="BYTES", help="what it may take on the device, such as 8GiB"
     )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
     p.set_defaults(action="commands.explain:run_explain")

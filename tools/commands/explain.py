@@ -19,7 +19,10 @@ from tilewright.ir import InputError, Module, Ref
 from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
+from tilewright.tools.report.training_costs import training_costs, training_text
 from tilewright.tools.report.wording import hardware_text
+from tilewright.training import optim
+from tilewright.training.step import train_step
 
 
 def run_explain(a: argparse.Namespace) -> None:
@@ -29,6 +32,9 @@ def run_explain(a: argparse.Namespace) -> None:
         compared = compare_partitioners(module, target)
         print(json.dumps(compared, indent=1) if a.json else partitioner_table(a.network, target, compared))
         return
+    if a.train:
+        explain_step(a)
+        return
     name, facts, called = _saved(a) if Path(a.network).suffix == ".tw" else _lowered(a)
     calls = Counter(called)
     try:
@@ -37,6 +43,23 @@ def run_explain(a: argparse.Namespace) -> None:
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise InputError("expected a saved executable with facts of its kernels", where=a.network) from e
     print(json.dumps(rows, indent=1) if a.json else text)
+
+
+def explain_step(a: argparse.Namespace) -> None:
+    """Print what the training step of a network costs by the model: per op, and of what is saved."""
+    target = resolve_target(a.target)
+    rate = {"lr": 0.1, "momentum": 0.9} if a.train == "sgd" else {}
+    if a.train not in optim.NAMED:
+        raise InputError(f"--train: expected an optimizer among {', '.join(optim.NAMED)}, got '{a.train}'")
+    step = train_step(
+        load_network(a), a.loss, optim.NAMED[a.train](**rate), unused="keep", memory_budget=a.memory_budget
+    )
+    facts = training_costs(lower(step, target, precision=a.precision))
+    if a.json:
+        print(json.dumps(facts, indent=1))
+        return
+    print(f"a step of {a.network} with {a.train} in {a.precision} for {target}")
+    print(training_text(facts))
 
 
 def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:

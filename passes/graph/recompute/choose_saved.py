@@ -11,12 +11,19 @@ from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import RECOMPUTED
+from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.copies import with_copies
-from tilewright.passes.graph.recompute.kernel_view import KernelView, kernel_view
-from tilewright.passes.graph.recompute.saving_costs import Boundary, saving_problem
-from tilewright.passes.graph.recompute.saving_problem import SavingProblem, cheapest, cheapest_within, hull
+from tilewright.passes.graph.recompute.kernel_view import KernelView, forward_alone, kernel_view
+from tilewright.passes.graph.recompute.parts import in_parts
+from tilewright.passes.graph.recompute.saving_costs import saving_problem
+from tilewright.passes.graph.recompute.saving_problem import (
+    SavingProblem,
+    cheapest,
+    cheapest_within,
+    fewest_bytes,
+    hull,
+)
 from tilewright.passes.graph.recompute.segments import segment_inputs
-from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: the function attributes that say how to choose, where they are there
 CHECKPOINT, MEMORY_BUDGET = "checkpoint", "memory_budget"
@@ -24,6 +31,8 @@ CHECKPOINT, MEMORY_BUDGET = "checkpoint", "memory_budget"
 ROUNDS = 3
 #: numbers of segments that are tried for a budget of memory; `blocks` takes the one of the lowest peak
 SEGMENTS = (1, 2, 4, 8, 16)
+#: forward ops up to which segments are tried without a budget too
+FEW_OPS = 200
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 
@@ -55,15 +64,14 @@ def choose_saved(
     main = module.main
     if main.level is not Level.GRAPH or main.get(RECOMPUTED) is not None:
         return module
-    boundary = Boundary.of(main)
-    if not boundary.needed:
+    if not Boundary.of(main).needed:
         return module
     mode, budget = main.get(CHECKPOINT, checkpoint), main.get(MEMORY_BUDGET, memory_budget)
     if mode not in ("auto", "none", "blocks"):
         raise InputError(f"expected checkpoint auto, none or blocks, got {mode!r}", where=f"@{main.name}")
     if type(budget) is not int or budget < 0:
         raise InputError(f"expected memory_budget in bytes, got {budget!r}", where=f"@{main.name}")
-    choices = _Choices(main, boundary, ctx.hardware or load_hardware(ctx.target), ctx, tf32)
+    choices = _Choices(main, ctx.hardware or load_hardware(ctx.target), ctx, tf32)
     if mode == "none":
         choice = choices.everything
         if budget and choice.view.peak_bytes > budget:
@@ -89,14 +97,14 @@ class _Choice:
 class _Choices:
     """Choices for one function, each lowered to kernels at most once."""
 
-    def __init__(
-        self, func: Func, boundary: Boundary, hardware: Hardware, ctx: PassContext, tf32: bool
-    ) -> None:
-        self.func, self.boundary, self.hardware, self.ctx, self.tf32 = func, boundary, hardware, ctx, tf32
-        self._seen: dict[frozenset[Op], _Choice] = {}
-        self.everything = self.choice(frozenset())
+    def __init__(self, whole: Func, hardware: Hardware, ctx: PassContext, tf32: bool) -> None:
+        self.hardware, self.ctx, self.tf32 = hardware, ctx, tf32
+        self.func = func = in_parts(whole)
+        self.boundary = boundary = Boundary.of(func)
+        self.everything = self._of(whole)
+        self._seen: dict[frozenset[Op], _Choice] = {frozenset(): self.everything}
         self.separate = self._of(func.with_attrs(**{RECOMPUTED: 0}))  # no kernel stores both passes' values
-        self.stored: frozenset[Op] = kernel_view(_forward_alone(func, boundary), hardware, ctx).stored
+        self.stored: frozenset[Op] = kernel_view(forward_alone(func, boundary), hardware, ctx).stored
         self.apart: frozenset[Op] = frozenset()
 
     def choice(self, again: frozenset[Op]) -> _Choice:
@@ -130,7 +138,8 @@ class _Choices:
     def fastest(self) -> _Choice:
         """The cheapest choice by the kernels of the whole step.
 
-        Of the cuts that follow each other, of saving everything, and of what only saves inputs of segments.
+        Of the cuts that follow each other, of saving everything, and, of small functions, whose seconds are
+        boundaries of kernels more than traffic, of what only saves inputs of segments.
         """
         best, before = min(self.everything, self.separate, key=lambda c: c.view.seconds), None
         for _ in range(ROUNDS):
@@ -142,13 +151,15 @@ class _Choices:
                 best = choice
             before = again
             self.apart |= choice.apart
+        if len(self.boundary.ops) > FEW_OPS:
+            return best
         return min((best, *self.by_segments()), key=lambda c: c.view.seconds)
 
     def by_segments(self) -> Iterator[_Choice]:
         """Choices that save the inputs of segments and compute all else again."""
         for count in SEGMENTS:
             kept = segment_inputs(self.func, self.boundary, count)
-            yield self.choice(self.ops(hull(self.problem(kept))[-1]))
+            yield self.choice(self.ops(fewest_bytes(self.problem(kept))))
 
     def for_budget(self, budget: int) -> Iterator[_Choice]:
         """Choices that may keep to a budget; the fastest of all alone where it does."""
@@ -164,11 +175,11 @@ class _Choices:
 
     def _along(self, problem: SavingProblem[Value], budget: int) -> Iterator[_Choice]:
         """The cheapest corner of the hull within the budget, found by halving, and choices before it."""
-        corners = hull(problem)
-        last = self.choice(self.ops(corners[-1]))
+        last = self.choice(self.ops(fewest_bytes(problem)))
         yield last
         if last.view.peak_bytes > budget:
             return
+        corners = hull(problem)
         low, high = 0, len(corners) - 1  # corner `high` fits
         while low < high:
             middle = (low + high) // 2
@@ -211,13 +222,3 @@ class _Choices:
             f"this step needs on the device, got {budget}",
             where=f"@{self.func.name}",
         )
-
-
-def _forward_alone(func: Func, boundary: Boundary) -> Func:
-    """The forward pass, which returns what the function returns of it."""
-    returned = [v for v in func.body.ops[-1].operands if v in boundary.makes]
-    forward = frozenset(boundary.ops)
-    ops = [op for op in func.body.ops[:-1] if op in forward or not op.operands]
-    end = Op("graph.return", tuple(returned))
-    block = func.body.with_ops((*ops, end))
-    return Func(Level.GRAPH, func.name, block.with_ops(live_ops(block)), tuple(v.type for v in returned))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilewright.ir import Func, Op, Value
 from tilewright.passes.analysis.backward_pass import RECOMPUTED
-from tilewright.passes.graph.recompute.saving_costs import Boundary
+from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.rewriting.values import copied_ops
 
 

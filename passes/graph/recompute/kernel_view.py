@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.ir import Constants, Func, Module, Op, Ref, Value
+from tilewright.ir import Constants, Func, Level, Module, Op, Ref, Value
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.memory_headroom import bytes_of, peak_bytes
+from tilewright.passes.graph.recompute.boundary import Boundary
+from tilewright.passes.rewriting.dead_ops import live_ops
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,13 @@ def readers(func: Func) -> Mapping[Value, list[Op]]:
         for v in dict.fromkeys(op.operands):
             out.setdefault(v, []).append(op)
     return out
+
+
+def forward_alone(func: Func, boundary: Boundary) -> Func:
+    """The forward pass, which returns what the function returns of it."""
+    returned = [v for v in func.body.ops[-1].operands if v in boundary.makes]
+    forward = frozenset(boundary.ops)
+    ops = [op for op in func.body.ops[:-1] if op in forward or not op.operands]
+    end = Op("graph.return", tuple(returned))
+    block = func.body.with_ops((*ops, end))
+    return Func(Level.GRAPH, func.name, block.with_ops(live_ops(block)), tuple(v.type for v in returned))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import inf
 
 from tilewright.costmodel import Hardware
@@ -12,8 +11,8 @@ from tilewright.ir import Func, Op, Value
 from tilewright.ir.facts import SAME_MEMORY, Elements
 from tilewright.ir.opdef import facts_of, op_def
 from tilewright.passes import PassContext
-from tilewright.passes.analysis.backward_pass import forward_ops
 from tilewright.passes.analysis.second_results import second_results_s
+from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.kernel_view import bytes_per_s, readers
 from tilewright.passes.graph.recompute.saving_problem import Recomputable, Saving, SavingProblem
 
@@ -30,28 +29,6 @@ _IN_READERS = frozenset(
         Elements.MOVES,
     }
 )
-
-
-@dataclass(frozen=True)
-class Boundary:
-    """The forward ops of a function whose results depend on more than constants, and what is read of them.
-
-    makes: the op of every value that can be saved. needed: what ops of the backward pass read of them.
-    """
-
-    ops: tuple[Op, ...]
-    makes: dict[Value, Op]
-    needed: frozenset[Value]
-
-    @classmethod
-    def of(cls, func: Func) -> Boundary:
-        """The boundary of a function of the graph level; without ops where it has no backward pass."""
-        forward = forward_ops(func)
-        ops = tuple(op for op in func.body.ops if op in forward and op.operands)
-        makes = {r: op for op in ops for r in op.results}
-        backward = [op for op in func.body.ops[:-1] if op not in forward]
-        needed = frozenset(v for op in backward for v in op.operands if v in makes)
-        return cls(ops, makes, needed)
 
 
 def saving_problem(

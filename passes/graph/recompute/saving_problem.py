@@ -120,14 +120,19 @@ def cheapest(problem: SavingProblem[V], byte_s: float = 0.0) -> frozenset[int]:
     return problem.useful([i for i in range(len(problem.ops)) if ("op", i) in ones])
 
 
+def fewest_bytes(problem: SavingProblem[V]) -> frozenset[int]:
+    """The choice that saves the fewest bytes; of several the one of the least seconds."""
+    most = sum(op.again_s for op in problem.ops if op.again_s < inf)
+    most += sum(c.save_s + c.direct_s + c.read_s for c in problem.values.values())
+    return cheapest(problem, max(most, 1e-12))
+
+
 def hull(problem: SavingProblem[V]) -> list[frozenset[int]]:
     """Choices at the corners of the lower convex hull of (bytes, seconds), by falling bytes.
 
     The first is the cheapest, the last saves the fewest bytes that any price leads to.
     """
-    most = sum(op.again_s for op in problem.ops if op.again_s < inf)
-    most += sum(c.save_s + c.direct_s + c.read_s for c in problem.values.values())
-    first, last = cheapest(problem), cheapest(problem, max(most, 1e-12))
+    first, last = cheapest(problem), fewest_bytes(problem)
     corners = {first, last}
 
     def between(a: frozenset[int], b: frozenset[int]) -> None:

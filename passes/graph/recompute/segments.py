@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tilewright.ir import Func, Value
+from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.kernel_view import readers
-from tilewright.passes.graph.recompute.saving_costs import Boundary
 
 
 def segment_inputs(func: Func, boundary: Boundary, count: int) -> frozenset[Value]:

@@ -11,6 +11,7 @@ from tilewright.ir.graph_code import GraphWriter
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.backward_pass import forward_ops
 from tilewright.passes.graph.recompute.kernel_view import kernel_view
+from tilewright.passes.graph.recompute.saved_values import saved_values
 from tilewright.passes.pipelines import GRAPH
 
 H100 = pass_context(resolve_target("cuda:sm_90a"))
@@ -168,3 +169,42 @@ def test_constants_are_shared_by_both_passes():
     names = [op["name"] for op in lowered.tensor.main.body.ops if op.name == "tensor.constant"]
     assert len(names) == len(set(names))
     assert isinstance(lowered.graph.constants, Constants)
+
+
+def step_inputs(step: Module) -> list[np.ndarray]:
+    """Random inputs, labels within their range, and the first values of the state."""
+    rng = np.random.default_rng(3)
+    out = []
+    for name, t in zip(step.input_names, step.input_types, strict=True):
+        if name in step.constants:
+            out.append(step.constants[name])
+        elif np.dtype(t.dtype).kind in "iu":
+            out.append(rng.integers(0, 10, t.shape).astype(t.dtype))
+        else:
+            out.append(rng.standard_normal(t.shape).astype(t.dtype))
+    return out
+
+
+def test_steps_with_batch_norms_and_dropout_have_the_same_bits():
+    """What is standardised is computed from its moments, and masks are drawn again."""
+    step = tw.train_step(tw.frontends.zoo.digits(batch=8), optimizer=tw.optim.sgd(lr=0.1))
+    module = run_pipeline(step, GRAPH, CPU)
+    out = chosen(module.with_funcs((module.main,)), checkpoint="blocks")
+    backward = [op.name for op in out.main.body.ops if op not in forward_ops(out.main)]
+    assert out.main["recomputed"] > 10
+    assert {"graph.batch_norm", "graph.random_bits"} <= set(backward)
+    inputs = step_inputs(module)
+    for a, b in zip(tw.interpret(module, *inputs), tw.interpret(out, *inputs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_saved_and_computed_again_is_told():
+    module = gradients(3, 1024, 4096)
+    saved, recomputed = saved_values(module.main, H100.hardware, H100)
+    assert recomputed == []
+    nbytes = sum(s.value.tensor.nbytes for s in saved)
+    out = chosen(module, H100)
+    saved, recomputed = saved_values(out.main, H100.hardware, H100)
+    assert len(recomputed) == out.main["recomputed"]
+    assert sum(s.value.tensor.nbytes for s in saved) < nbytes
+    assert saved_values(perceptron(1, 8, 4).main, H100.hardware, H100) == ([], [])

@@ -1,0 +1,53 @@
+"""`tilewright explain --train`: what each op costs in the backward pass, what is saved, and refusals."""
+
+import json
+
+import pytest
+from command_samples import printed, refused
+
+DIGITS = ("explain", "zoo:digits", "--train", "sgd", "--target", "cuda:sm_90a")
+
+
+def test_every_op_of_the_network_has_its_backward_kernels(capsys):
+    facts = json.loads(printed(capsys, *DIGITS, "--json"))
+    ops = {row["op"]: row for row in facts["ops"]}
+    assert {"zoo:conv1", "zoo:conv2", "zoo:conv3", "zoo:head"} <= set(ops)
+    for row in ops.values():
+        assert row["backward"]["estimate_s"] >= row["backward"]["bound_s"] > 0
+        assert row["backward"]["kernels"]
+    seconds = [row["backward"]["estimate_s"] for row in facts["ops"]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert facts["optimizer"]["forward"]["estimate_s"] > 0
+    assert sum(s["bytes"] for s in facts["saved"]) > 1 << 20
+    assert facts["peak_bytes"] > 1 << 20
+
+
+def test_the_text_has_sums_and_what_is_saved(capsys):
+    text = printed(capsys, *DIGITS)
+    assert "all ops of the network" in text
+    assert "saved for the backward pass: " in text
+    assert "computed again: " in text
+
+
+def test_a_budget_is_kept_to_or_refused(capsys):
+    peak = json.loads(printed(capsys, *DIGITS, "--json"))["peak_bytes"]
+    less = json.loads(printed(capsys, *DIGITS, "--json", "--memory-budget", str(int(0.97 * peak))))
+    assert less["peak_bytes"] <= 0.97 * peak
+    assert less["recomputed"]
+    code, message = refused(capsys, *DIGITS, "--memory-budget", "10kB")
+    assert code == 2
+    assert "expected a memory budget of at least" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--train", "fast"), "--train: expected an optimizer among"),
+        (("--loss", "mse"), "--loss: expected --train with this option"),
+        (("--train", "sgd", "--loss", "none"), "expected a loss among"),
+    ],
+)
+def test_refusals(capsys, arguments, message):
+    code, text = refused(capsys, "explain", "zoo:digits", "--target", "cuda:sm_90a", *arguments)
+    assert code == 2
+    assert message in text
