@@ -32,17 +32,28 @@ def adjoint(
     stands = [Value(v.type, v.hint) for v in operands]
     scratch = Builder(b.loc)
     results = _lowered(scratch, of, attrs, stands)
-    forward = tuple(scratch.ops)
-    c = Cotangents(scratch, of, forward, [stands[k] for k in wrt])
-    for position, g in cotangents.items():
-        c.add(results[position], g)
+    back = [(results[k], g) for k, g in cotangents.items()]
+    out = transposed(scratch, of, back, [stands[k] for k in wrt])
+    return _kept(b, scratch, out, dict(zip(stands, operands, strict=True)))
+
+
+def transposed(
+    b: Builder, of: str, cotangents: Sequence[tuple[Value, Value]], wrt: Sequence[Value]
+) -> list[Value]:
+    """Append to the tensor ops in `b` the cotangents of values `wrt`, from pairs of a result and its own.
+
+    of: what errors name as the op whose lowering the ops are.
+    """
+    forward = tuple(b.ops)
+    c = Cotangents(b, of, forward, wrt)
+    for v, g in cotangents:
+        c.add(v, g)
     for op in reversed(forward):
         if any(c.get(r) is not None for r in op.results) and any(v in c.active for v in op.operands):
             if op.name not in TRANSPOSES:
                 raise c.refused(op, "which has no transpose")
             TRANSPOSES[op.name](c, op)
-    out = [_final(c, stands[k]) for k in wrt]
-    return _kept(b, scratch, out, dict(zip(stands, operands, strict=True)))
+    return [_final(c, v) for v in wrt]
 
 
 def _lowered(b: Builder, of: str, attrs: Mapping[str, Attr], operands: Sequence[Value]) -> Sequence[Value]:
