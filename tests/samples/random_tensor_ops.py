@@ -1,4 +1,4 @@
-"""Random maps and sums over small domains: strides, dilation, views, `//`, `%`, clamps, fills, empty extents."""
+"""Random maps and sums over small domains: strides, dilation, views, clamps, fills, empty extents."""
 
 from dataclasses import dataclass
 from math import prod

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.ir.expr import Expr, Sym, maximum, minimum
 from tilewright.ir.nodes import Attr, Block, Op, Pairs, Value
 from tilewright.ir.scalar_code import Scalar, Scalars
+from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.join_ops import boxes_of
 from tilewright.ir.tensor.ops import reads
 from tilewright.ir.types import TensorType
@@ -32,6 +33,8 @@ def of_gather(c: Cotangents, op: Op) -> None:
     elif op["mode"] == "wrap":
         at = [e % max(1, n) for e, n in zip(at, kind.shape, strict=True)]
     par = par_of(op)
+    ranges = {k: (0, n - 1) for k, n in par.items()}
+    at = [simplify(e, ranges) for e in at]  # a plain dimension needs no bounds: it stays a slice
     if data in c.active and kind.size and 0 not in par.values():
         c.add(data, scatter_sum(c.b, kind, g, indices, par, [tuple(map(Sym, par)), *reads(op)], at))
 
@@ -77,8 +80,8 @@ class _Scatter:
 
         def write(i: Scalars, p: Sequence[Scalar]) -> Scalar:
             values = Linearised(i, body, [i.const(0, body.params[0].type.dtype), p[0]])
-            found = values.cotangents(seeds(i, values, p[1:]), [body.params[1]])
-            return found.get(body.params[1]) or i.const(0.0, wide(body.params[1].type.dtype))
+            back = values.cotangents(seeds(i, values, p[1:]), [body.params[1]])
+            return back.get(body.params[1]) or i.const(0.0, wide(body.params[1].type.dtype))
 
         read = reads(self.op)[0]
         every = (Input(self.updates, read), *inputs)

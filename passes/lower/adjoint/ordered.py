@@ -133,8 +133,8 @@ def of_recur(c: Cotangents, op: Op) -> None:
         *elements, now, z, total_ = p
         values = Linearised(i, body, [*elements, now, i.const(0, op.result.tensor.dtype)])
         (out,) = body.ops[-1].operands
-        found = values.cotangents({out: z}, [y])
-        return total_ + found[y] if y in found else total_
+        sent = values.cotangents({out: z}, [y])
+        return total_ + sent[y] if y in sent else total_
 
     start = mapped(c.b, [g], t, par, [turned], lambda i, p: i.cast(p[0], dtype))
     attrs: dict[str, Attr] = {

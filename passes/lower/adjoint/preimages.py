@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import permutations
 from math import gcd, prod
 
 from tilewright.ir.expr import BinOp, Expr, Sym, substitute, symbols
 from tilewright.ir.simplify import Linear, Ranges, interval, linear, multiple_of, simplify
+from tilewright.passes.lower.adjoint.tabulated import Rising, linear_at, rising
 
 #: unknowns of one equation of which every order of solving is compared
 _COMPARED = 5
@@ -57,13 +57,73 @@ def preimage(read: Sequence[Expr], domain: Mapping[str, int], shape: Sequence[in
     ranges = {k: (0, n - 1) for k, n in domain.items()}
     forms = [linear(e, ranges) for e in read]
     target = _target_names(forms, domain, shape)
-    inside = [
-        interval(e, ranges)[0] >= 0 and interval(e, ranges)[1] < n for e, n in zip(read, shape, strict=True)
-    ]
+    system = _System(domain, target, ranges)
     try:
-        return _System(domain, target, ranges).solved(forms, inside)
+        for place, form in _joined(forms, target, domain):
+            if not system.follow(place, form):
+                system.readings.append((place, form))
+        return system.solved()
     except _Unsolved:
         return None
+
+
+def _joined(
+    forms: Sequence[Linear], target: Mapping[str, int], domain: Mapping[str, int]
+) -> list[tuple[Expr, Linear]]:
+    """Places in the target and what they are read as; several dimensions are one where that is linear.
+
+    Indices that stay inside their extents are the digits of their row-major place.
+    """
+    ranges = {k: (0, n - 1) for k, n in domain.items()}
+    bounds = [interval(f.expr(), ranges) for f in forms]
+    inside = [low >= 0 and high < n for (low, high), n in zip(bounds, target.values(), strict=True)]
+    names, out, first = list(target), [], 0
+    while first < len(forms):
+        last = first + 1
+        if inside[first] and not _is_plain(forms[first]):
+            while last < len(forms) and inside[last]:
+                last += 1
+        for end in range(last, first, -1):
+            place, whole = (
+                _row_major(e, [target[k] for k in names[first:end]])
+                for e in ([Sym(k) for k in names[first:end]], [f.expr() for f in forms[first:end]])
+            )
+            form = _linear_form(whole, domain, ranges) if end > first + 1 else forms[first]
+            if form is not None:
+                out.append((place, form))
+                first = end
+                break
+    return out
+
+
+def _linear_form(e: Expr, domain: Mapping[str, int], ranges: Ranges) -> Linear | None:
+    """The form of an expression that is linear, as its text or as its values show."""
+    form = linear(e, ranges)
+    if _is_plain(form):
+        return form
+    measured = linear_at(e, domain)
+    return None if measured is None else Linear.of({Sym(k): c for k, c in measured[0].items()}, measured[1])
+
+
+def _is_plain(form: Linear) -> bool:
+    return all(isinstance(atom, Sym) for atom, _ in form.terms)
+
+
+def _has_digits_only(form: Linear) -> bool:
+    """Whether the form is made of dimensions, quotients and remainders."""
+    ops = {x.op for atom, _ in form.terms for x in _parts(atom) if isinstance(x, BinOp)}
+    return ops.isdisjoint({"min", "max"})
+
+
+def _parts(e: Expr) -> list[Expr]:
+    return [e, *_parts(e.lhs), *_parts(e.rhs)] if isinstance(e, BinOp) else [e]
+
+
+def _row_major(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    place: Expr = 0
+    for e, n in zip(index, shape, strict=True):
+        place = place * n + e
+    return place
 
 
 def _target_names(forms: Sequence[Linear], domain: Mapping[str, int], shape: Sequence[int]) -> dict[str, int]:
@@ -88,14 +148,6 @@ class _Equation:
 
 
 @dataclass
-class _Split:
-    """An expression and its digits (unknown -> weight): the equation says that they are the same."""
-
-    weights: dict[str, int]
-    equation: _Equation
-
-
-@dataclass
 class _System:
     domain: Mapping[str, int]
     target: dict[str, int]
@@ -104,86 +156,49 @@ class _System:
     equations: list[_Equation] = field(default_factory=list)
     digits: dict[Expr, dict[str, int]] = field(default_factory=dict)
     bases: dict[Expr, int] = field(default_factory=dict)
-    splits: list[_Split] = field(default_factory=list)
+    readings: list[tuple[Expr, Linear]] = field(default_factory=list)
+    followed: dict[str, Rising] = field(default_factory=dict)
+    runs: list[tuple[Expr, int]] = field(default_factory=list)
     free: dict[str, int] = field(default_factory=dict)
     zeros: list[Expr] = field(default_factory=list)
     values: dict[str, Expr] = field(default_factory=dict)
     tops: set[str] = field(default_factory=set)
 
-    def solved(self, forms: Sequence[Linear], inside: Sequence[bool]) -> Preimage:
-        """The points where the forms are the target's dimensions; inside: whether each lies in its extent."""
+    def follow(self, place: Expr, form: Linear) -> bool:
+        """Solve for a dimension of the domain that alone is read, in an index that never falls along it.
+
+        True where that is so; plain indices are left to the equations.
+        """
+        line = {x for atom, _ in form.terms for x in symbols(atom)}
+        if _is_plain(form) or len(line) != 1 or not isinstance(place, Sym) or _has_digits_only(form):
+            return False
+        (name,) = line
+        run = rising(form.expr(), name, self.domain[name], place.name, self.target[place.name])
+        if run is None or name in self.followed:
+            raise _Unsolved
+        self.followed[name] = run
+        return True
+
+    def solved(self) -> Preimage:
+        """The points where the forms have the values beside them."""
         # Unknowns are named apart from the target, whose dimensions may have the names of the domain's.
         self.extents = {f"?{k}": n for k, n in self.domain.items()}
-        self._split_digits(forms)
-        first = 0
-        while first < len(forms):
-            first = self._equate(forms, inside, first)
-        self._keep_digits()
+        for name, run in self.followed.items():
+            if any(name in symbols(atom) for _, form in self.readings for atom, _ in form.terms):
+                raise _Unsolved
+            step = self._free_dim(f"?{name}_step", run.most)
+            self.values[f"?{name}"] = self._simple(run.first + step)
+            self.runs.append((self._simple(run.stop - 1 - (run.first + step)), run.most))
+        self._split_digits([form for _, form in self.readings])
+        for value, form in self.readings:
+            terms, constant = self._terms(form)
+            self.equations.append(_Equation(terms, value - constant))
         while self.equations:
             self._solve(self.equations.pop(self._easiest()))
         for v, n in self.extents.items():
             if v not in self.values:
                 self.values[v] = self._free_dim(v, n)
         return self._preimage()
-
-    def _equate(self, forms: Sequence[Linear], inside: Sequence[bool], first: int) -> int:
-        """Add the equation of dimension `first`, or one of several that are a view of a linear index.
-
-        Indices that stay inside are the digits of their row-major place. Returns the next dimension.
-        """
-        last = first + 1
-        if inside[first] and not all(isinstance(atom, Sym) for atom, _ in forms[first].terms):
-            while last < len(forms) and inside[last]:
-                last += 1
-        for end in range(last, first, -1):
-            joint = self._row_major(list(self.target.items())[first:end], forms[first:end])
-            whole = self._plain(forms, first, end) or self._without_digits(joint)
-            if whole is not None or end == first + 1:
-                self.equations.append(whole or joint)
-                return end
-        raise AssertionError("a single dimension is always an equation")
-
-    def _row_major(self, target: Sequence[tuple[str, int]], forms: Sequence[Linear]) -> _Equation:
-        """The equation between the row-major places of an index and of the forms of its dimensions."""
-        joint = _Equation({}, 0)
-        for (name, extent), form in zip(target, forms, strict=True):
-            terms, constant = self._terms(form)
-            scaled = {v: c * extent for v, c in joint.terms.items()}
-            joint = _Equation(_added(scaled, terms), joint.known * extent + (Sym(name) - constant))
-        return joint
-
-    def _plain(self, forms: Sequence[Linear], first: int, end: int) -> _Equation | None:
-        """The joint equation where simplification finds what the row-major place is linear in."""
-        place: Expr = 0
-        value: Expr = 0
-        for (name, extent), form in list(zip(self.target.items(), forms, strict=True))[first:end]:
-            place, value = place * extent + form.expr(), value * extent + Sym(name)
-        form = linear(place, self.ranges)
-        if not all(isinstance(atom, Sym) for atom, _ in form.terms):
-            return None
-        terms, constant = self._terms(form)
-        return _Equation(terms, value - constant)
-
-    def _without_digits(self, q: _Equation) -> _Equation | None:
-        """An equation in which digits add up to what they are digits of; none where they do not."""
-        for split in reversed(self.splits):
-            times = {Fraction(q.terms.get(v, 0), w) for v, w in split.weights.items()}
-            if len(times) > 1 or any(t.denominator > 1 for t in times):
-                return None
-            factor = int(times.pop())
-            scaled = {v: c * factor for v, c in split.equation.terms.items()}
-            q = _Equation(_added(q.terms, scaled), q.known + split.equation.known * factor)
-        return q
-
-    def _keep_digits(self) -> None:
-        """Add what digits are, as far as they take part in equations; forget the others."""
-        used = {v for q in self.equations for v in q.terms}
-        for split in reversed(self.splits):
-            if used.isdisjoint(split.weights):
-                self.extents = {v: n for v, n in self.extents.items() if v not in split.weights}
-            else:
-                used |= split.equation.terms.keys()
-                self.equations.append(split.equation)
 
     # -- digits ------------------------------------------------------------------------------------------
     def _split_digits(self, forms: Sequence[Linear]) -> None:
@@ -204,8 +219,8 @@ class _System:
         for atom, _ in form.terms:
             if isinstance(atom, Sym):
                 continue
-            whole, _, found = self._digit(atom)
-            divisors.setdefault(whole, set()).update(found)
+            whole, _, steps = self._digit(atom)
+            divisors.setdefault(whole, set()).update(steps)
             self._collect(linear(whole, self.ranges), divisors)
 
     def _digit(self, atom: BinOp) -> tuple[Expr, tuple[int, int | None], set[int]]:
@@ -238,8 +253,7 @@ class _System:
         self.tops.add(top)
         self.digits[whole], self.bases[whole] = digits, first * step
         known = self.bases[whole] - constant
-        equation = _Equation(_added(terms, {v: -w for v, w in digits.items()}), known)
-        self.splits.append(_Split(digits, equation))
+        self.equations.append(_Equation(_added(terms, {v: -w for v, w in digits.items()}), known))
 
     def _terms(self, form: Linear) -> tuple[dict[str, int], int]:
         """The linear form over unknowns, quotients and remainders by their digits; its constant."""
@@ -354,8 +368,8 @@ class _System:
             at,
             self.free,
             tuple(self.zeros),
-            tuple((self._simple(self.values[v]), self.extents[v]) for v in digits if leaves(v)),
-            tuple(k for k in self.domain if leaves(f"?{k}")),
+            (*self.runs, *((self._simple(self.values[v]), self.extents[v]) for v in digits if leaves(v))),
+            tuple(k for k in self.domain if k not in self.followed and leaves(f"?{k}")),
         )
 
 
