@@ -1,5 +1,8 @@
 """Training steps: networks that learn, state, scales and bounds of gradients, accumulation, and bad input."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from training_steps import MLP, first_state, interpreted, mlp
@@ -372,3 +375,12 @@ def test_a_parameter_that_never_meets_the_loss_is_named():
 def test_an_op_without_a_derivative_on_the_way_is_named():
     text = MLP.replace("graph.tanh(%1) : f32[8, 5]", "graph.round(%1) : f32[8, 5]")
     refused("it does not on w1, b1", network=mlp(text=text))
+
+
+def test_documentation_is_true(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[4] / "docs" / "training.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(code, space)
+    assert capsys.readouterr().out.endswith("14.0 [2. 4. 6.]\n")
