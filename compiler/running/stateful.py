@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,6 +125,10 @@ class StatefulExecutable(HoldsState, Executable):
             before = results if isinstance(results, tuple) else (results,)
         if before is not None:
             yield [r.numpy() for r in before]
+
+    def report(self) -> dict[str, Any]:
+        """Plain data as of `Executable.report`, and the bytes of the state."""
+        return {**super().report(), "state_bytes": sum(b.nbytes for b in self.plan.states)}
 
     def save(self, path: str | Path) -> None:
         """Write one file that `tilewright.load` reads; its state starts as this executable's is now."""

@@ -24,12 +24,15 @@ SLACK = 16
 def check(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
     """Largest relative error of results and gradients for `target`; WorkError where one is wrong.
 
-    Gradients are compared with central differences too, and the graph as a function with state is printed and
-    parsed. target: one of the compiler's, or `tensor`: lowered to the tensor level and interpreted there.
+    Gradients are compared with central differences too, and the graph as a function with state is printed,
+    parsed and run for one step. target: one of the compiler's, or `tensor`: lowered to the tensor level and
+    interpreted there.
     """
     error = check_results(module, inputs, target)
     if state := with_updates(module, inputs):
         check_text(state)
+        if target != "tensor":
+            error = max(error, check_step(state, inputs, target))
     differentiated = gradient_module(module)
     if differentiated is None:
         return error
@@ -50,6 +53,19 @@ def check_results(module: Module, inputs: Sequence[np.ndarray], target: str) -> 
             got = exe(*inputs)
     results = zip(got, native, wide, strict=True)
     return max((_error(f"result {i}", *r) for i, r in enumerate(results)), default=0.0)
+
+
+def check_step(module: Module, inputs: Sequence[np.ndarray], target: str) -> float:
+    """Largest relative error of the results and the new state of one step; WorkError where one is wrong."""
+    native = interpret(module, *inputs)
+    wide = interpret(module, *inputs, precision="fp64")
+    updates = dict(module.main.updates)
+    with tw.compile(module, target=target, progress=False) as exe:
+        own = iter(exe(*(x for i, x in enumerate(inputs) if i not in updates)))
+        names = {r: module.input_names[p] for p, r in updates.items()}
+        got = [exe.state[names[i]] if i in names else next(own) for i in range(len(native))]
+    results = zip(got, native, wide, strict=True)
+    return max((_error(f"result {i} of a step", *r) for i, r in enumerate(results)), default=0.0)
 
 
 def fails(target: str, kind: str, module: Module, inputs: Sequence[np.ndarray]) -> bool:

@@ -143,12 +143,12 @@ def _legend(colours: dict[str, str]) -> Iterator[str]:
 def _memory_note(facts: ReportFacts) -> str:
     plan = facts.plan
     alive = max(live_bytes(plan), default=0)
-    outside = sum(b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant"))
+    outside = sum(b.nbytes for b in plan.buffers if b.kind in ("input", "output", "constant", "state"))
     return (
         f"Every rectangle is a buffer of the arena from its first to its last use in plan order. At most "
         f"{bytes_text(alive)} hold data at a time; the arena takes {bytes_text(plan.arena_bytes)}, where no "
         f"layout under its dependencies takes less than {bytes_text(arena_lower_bound(plan))}. Inputs, "
-        f"outputs and weights lie outside it and take {bytes_text(outside)}."
+        f"outputs, weights and state lie outside it and take {bytes_text(outside)}."
     )
 
 

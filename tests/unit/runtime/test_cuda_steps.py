@@ -1,0 +1,227 @@
+"""Steps that a GPU queues, on a stand-in for the driver: pinned memory in turns, results, shared state."""
+
+# ruff: noqa: N802 - the names are those of the driver
+
+import ctypes
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.samples.gpu_samples import SUCCESS, Gpu
+from tilewright.runtime.cuda.context import Context
+from tilewright.runtime.cuda.memory import CudaPool, CudaState
+from tilewright.runtime.cuda.plan import CudaPlan
+from tilewright.runtime.cuda.steps import SLOTS
+from tilewright.runtime.errors import DeviceError, InputError
+from tilewright.runtime.interface.state import PlanState
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+
+N = 4
+X = np.arange(N, dtype=np.float32)
+FAILED = SimpleNamespace(name="CUDA_ERROR_LAUNCH_FAILED")
+
+#: total += x + y; doubled = 2 * total
+PLAN = validate(
+    ExecutionPlan(
+        target="cuda:sm_80",
+        buffers=(
+            Buffer("x", "float32", (N,), "input", 4 * N),
+            Buffer("y", "float32", (), "input", 4),
+            Buffer("total", "float32", (N,), "state", 4 * N),
+            Buffer("total.new", "float32", (N,), "alias", 4 * N, base="total"),
+            Buffer("doubled", "float32", (N,), "arena", 4 * N),
+        ),
+        kernels=(KernelCode("add", "add", "cuda", "", b"binary", "sm_80"),),
+        launches=(
+            Launch("add", ("x", "y", "total", "total.new", "doubled"), (1, 1, 1), N, writes=(3, 4),
+                   in_place=((2, 3),)),
+        ),
+        inputs=("x", "y"),
+        outputs=("doubled", "total.new"),
+        arena_bytes=256,
+        format_version=2,
+    )
+)  # fmt: skip
+
+
+class Adding(Gpu):
+    """Replays of the graph add on the host; `broken` makes them, or the waits for them, fail."""
+
+    def __init__(self) -> None:
+        super().__init__(0, [])
+        self.plan: CudaPlan | None = None
+        self.broken = ""
+
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8
+    )
+
+    CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
+
+    def cuMemAllocHost(self, nbytes: int) -> tuple[Any, int]:
+        return self.cuMemAlloc(nbytes)
+
+    def cuMemFreeHost(self, address: int) -> tuple[Any]:
+        return self.cuMemFree(address)
+
+    def cuFuncGetAttribute(self, attribute: int, function: int) -> tuple[Any, int]:
+        return SUCCESS, 1024
+
+    def cuFuncGetParamInfo(self, function: int, position: int) -> tuple[Any, int, int]:
+        return (SUCCESS if position < 5 else FAILED), 8 * position, 8
+
+    def cuGraphLaunch(self, graph: int, stream: int) -> tuple[Any]:
+        self.log.append(("cuGraphLaunch", stream))
+        if self.broken == "launch":
+            return (FAILED,)
+        assert self.plan is not None
+        x, y, total, doubled = (self._array(name) for name in ("x", "y", "total", "doubled"))
+        total += x + y[0]
+        doubled[:] = 2 * total
+        return (SUCCESS,)
+
+    def cuEventSynchronize(self, event: int) -> tuple[Any]:
+        self.log.append(("cuEventSynchronize", event))
+        return (FAILED if self.broken == "wait" else SUCCESS,)
+
+    def _array(self, name: str) -> Any:
+        buffer, address = PLAN.buffer_by_name[name], self.plan._addresses[name]  # type: ignore[union-attr]
+        raw = (ctypes.c_uint8 * (4 * buffer.size)).from_address(address)
+        return np.frombuffer(raw, np.float32)
+
+
+@pytest.fixture
+def gpu():
+    return Adding()
+
+
+def load(gpu: Adding, state: PlanState | None = None) -> CudaPlan:
+    context: Any = Context(gpu, 0)  # type: ignore[arg-type]  # a stand-in for the driver
+    values = {"total": np.zeros(N, np.float32)}
+    kept = state or PlanState.of(PLAN, values, None, lambda: CudaState(context))
+    gpu.plan = CudaPlan(context, CudaPool(), PLAN, {}, state=kept)
+    return gpu.plan
+
+
+def total_of(plan: CudaPlan) -> np.ndarray:
+    assert plan._state.memory is not None
+    return plan._state.memory.read("total")
+
+
+def test_steps_advance_the_state_and_their_results_stay(gpu):
+    plan = load(gpu)
+    results = [plan.step([X, np.float32(i)]) for i in range(3 * SLOTS)]
+    total = np.zeros(N, np.float32)
+    for i, (doubled, new) in enumerate(results):
+        total += X + np.float32(i)
+        np.testing.assert_array_equal(new, total)
+        np.testing.assert_array_equal(doubled, 2 * total)
+    np.testing.assert_array_equal(total_of(plan), total)
+    plan.close()
+    assert not gpu.memory
+
+
+def test_a_step_is_few_calls_of_the_driver_and_takes_no_memory(gpu):
+    plan = load(gpu)
+    y = np.asarray(1, np.float32)
+    for _ in range(2 * SLOTS):
+        plan.step([X, y])
+    before = len(gpu.memory)
+    gpu.log.clear()
+    plan.step([X, y])
+    assert len(gpu.memory) == before
+    assert [entry[0] for entry in gpu.log] == ["cuEventSynchronize", "cuGraphLaunch", "cuEventRecord"]
+    plan.close()
+
+
+def test_results_that_nobody_read_outlive_their_slot_and_the_plan(gpu):
+    plan = load(gpu)
+    first = plan.step([X, np.float32(0)])[1]
+    for _ in range(SLOTS + 1):
+        last = plan.step([X, np.float32(0)])[1]
+    plan.close()
+    np.testing.assert_array_equal(first, X)
+    np.testing.assert_array_equal(last, (SLOTS + 2) * X)
+
+
+def test_what_nobody_holds_is_not_copied(gpu):
+    plan = load(gpu)
+    for _ in range(SLOTS):
+        plan.step([X, np.float32(0)])
+    gc.collect()
+    ring = plan._steps
+    assert ring is not None
+    assert all(reference() is None for slot in ring._slots for reference in slot.results)
+    plan.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [[X], [X, 1.0], [X[:2], np.float32(1)], [X.astype(np.float64), np.float32(1)]]
+)
+def test_wrong_inputs_queue_nothing_and_leave_the_state(gpu, wrong):
+    plan = load(gpu)
+    plan.step([X, np.float32(0)])
+    gpu.log.clear()
+    with pytest.raises(InputError):
+        plan.step(wrong)
+    assert gpu.names(["cuGraphLaunch"]) == []
+    np.testing.assert_array_equal(total_of(plan), X)
+    plan.step([X, np.float32(0)])
+    plan.close()
+
+
+def test_other_layouts_and_types_of_arrays_are_copied_one_by_one(gpu):
+    plan = load(gpu)
+    (_, new) = plan.step([np.repeat(X, 2)[::2], np.float32(2)])
+    np.testing.assert_array_equal(new, X + 2)
+    plan.close()
+
+
+@pytest.mark.parametrize("broken", ["launch", "wait"])
+def test_a_failure_loses_the_state_until_all_of_it_is_written(gpu, broken):
+    plan = load(gpu)
+    memory = plan._state.memory
+    assert memory is not None
+    plan.step([X, np.float32(0)])
+    gpu.broken = broken
+    with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        float(plan.step([X, np.float32(0)])[0].numpy()[0])
+    gpu.broken = ""
+    with pytest.raises(DeviceError, match="the state was lost when a run failed"):
+        plan.step([X, np.float32(0)])
+    with pytest.raises(DeviceError, match="the state was lost when a run failed"):
+        memory.read("total")
+    memory.write_all({"total": X})
+    plan.step([X, np.float32(0)])
+    np.testing.assert_array_equal(memory.read("total"), 2 * X)
+    plan.close()
+
+
+def test_times_leave_the_state(gpu):
+    plan = load(gpu)
+    plan.step([X, np.float32(0)])
+    plan.time([X, np.float32(5)], 3)
+    plan.time_kernels([X, np.float32(5)], 2)
+    np.testing.assert_array_equal(total_of(plan), X)
+    plan.close()
+
+
+def test_plans_of_one_state_share_its_memory_and_its_stream(gpu):
+    context: Any = Context(gpu, 0)  # type: ignore[arg-type]
+    memory = CudaState(context)
+    memory.add(PLAN.buffer_by_name["total"], np.ones(N, np.float32))
+    one, other = (load(gpu, PlanState.of(PLAN, {}, memory, lambda: memory)) for _ in range(2))
+    assert one._addresses["total"] == other._addresses["total"] == other._addresses["total.new"]
+    assert one._addresses["x"] != other._addresses["x"]
+    assert one._stream == other._stream == memory.stream
+    other.step([X, np.float32(0)])
+    one.close()
+    np.testing.assert_array_equal(memory.read("total"), X + 1)
+    other.close()
+    np.testing.assert_array_equal(memory.read("total"), X + 1)
+    memory.close()
+    assert not gpu.memory
