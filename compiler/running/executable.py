@@ -24,9 +24,11 @@ from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamps import kernel_names, saved_kernels
 from tilewright.running.instances import InstancePool, stream_batches
 from tilewright.running.named_inputs import in_order
+from tilewright.running.state import State
 from tilewright.runtime.arena.placement import arena_lower_bound
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.interface.device import Device, LoadedPlan, Progress
+from tilewright.runtime.interface.lazy import LazyArray
 from tilewright.runtime.plan.container import SavedExecutable, write_container
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
@@ -201,6 +203,27 @@ class Executable:
         with self._working() as pool, pool.lent_all(max(2, self.instances)) as plans:
             yield from stream_batches(plans, map(inputs_of, batches))
 
+    def step(self, /, *inputs: object, **named: object) -> LazyArray | tuple[LazyArray, ...]:
+        """One run of a network with state (see `StatefulExecutable`); raises InputError for any other."""
+        raise _without_state()
+
+    @property
+    def state(self) -> State:
+        """The state by name of a network that has some; raises InputError for any other."""
+        raise _without_state()
+
+    def share_state(self, other: Executable) -> None:
+        """Let two executables have one state; raises InputError where this one has none."""
+        raise _without_state()
+
+    def save_state(self, path: str | Path) -> None:
+        """Write the state of a network that has some; raises InputError for any other."""
+        raise _without_state()
+
+    def load_state(self, path: str | Path) -> None:
+        """Read the state of a network that has some; raises InputError for any other."""
+        raise _without_state()
+
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
         loaded = self.load()
@@ -269,6 +292,10 @@ class Executable:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _without_state() -> InputError:
+    return InputError("expected a network with state; this one has none, as its module has no updates")
 
 
 def _listed(names: Sequence[str], types: Sequence[ArrayType]) -> list[dict[str, Any]]:

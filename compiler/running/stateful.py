@@ -42,7 +42,7 @@ class StatefulExecutable(HoldsState, Executable):
         plan = self.plan
         store.add(plan.states, {b.title: self.artifact.constants[b.name] for b in plan.states})
 
-    def share_state(self, other: StatefulExecutable) -> None:
+    def share_state(self, other: Executable) -> None:
         """Let this executable and `other` have one state from now on: what this one has beside it is added.
 
         Both are for the same target. The values of `other` stay where both have a name. What was loaded of

@@ -318,7 +318,15 @@ def test_memory_that_runs_out_leaves_the_state_on_the_host():
     assert device.bytes_in_use == 0
 
 
-def test_what_takes_no_state_says_so(tmp_path):
+def test_what_has_no_state_says_so():
+    exe = tw.compile(module_of("%0 = graph.add(%x, %x) : T", "%0", "[]", 1), "null")
+    asked = (lambda: exe.state, exe.step, lambda: exe.save_state("f"), lambda: exe.load_state("f"))
+    for ask in asked:
+        with pytest.raises(InputError, match="expected a network with state; this one has none"):
+            ask()
+
+
+def test_what_takes_no_state_says_so():
     with pytest.raises(InputError, match="expected one instance of a network with state"):
         tw.compile(MOMENTUM, "opencl", instances=2)
     with pytest.raises(InputError, match="expected one set of input shapes"):
