@@ -20,15 +20,29 @@ _AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses per step, of ours and of PyTorch."""
+    """Losses per step, of ours, of PyTorch in the same precision, and of PyTorch in float64.
+
+    Training amplifies differences of roundings, by how much depends on the network; PyTorch's own distance
+    from its float64 says what there is to expect.
+    """
 
     ours: np.ndarray
     torch: np.ndarray
+    exact: np.ndarray
 
     def largest_difference(self, smooth: int = 1) -> float:
-        """The largest relative difference of losses, each a mean over `smooth` steps."""
-        a, b = (np.convolve(x, np.ones(smooth) / smooth, "valid") for x in (self.ours, self.torch))
-        return float((np.abs(a - b) / np.abs(b)).max())
+        """The largest relative difference of our losses to PyTorch's, each a mean over `smooth` steps."""
+        return difference(self.ours, self.torch, smooth)
+
+    def of_rounding(self, smooth: int = 1) -> tuple[float, float]:
+        """The largest relative differences to float64: of our losses, and of PyTorch's."""
+        return difference(self.ours, self.exact, smooth), difference(self.torch, self.exact, smooth)
+
+
+def difference(losses: np.ndarray, others: np.ndarray, smooth: int = 1) -> float:
+    """The largest relative difference of losses to others, each a mean over `smooth` steps."""
+    a, b = (np.convolve(x, np.ones(smooth) / smooth, "valid") for x in (losses, others))
+    return float((np.abs(a - b) / np.abs(b)).max())
 
 
 def without_dropout(module: Module) -> Module:
@@ -65,7 +79,8 @@ def curves(
     ours = np.array(list(_ours(row, module, data, precision, steps, target)))
     device = "cuda" if target.startswith("cuda") else "cpu"
     theirs = np.array(list(_theirs(row, module, data, precision, steps, torch, device)))
-    return Curves(ours, theirs)
+    exact = np.array(list(_theirs(row, module, data, None, steps, torch, device)))
+    return Curves(ours, theirs, exact)
 
 
 _Batches = Sequence[tuple[list[np.ndarray], np.ndarray]]
@@ -82,22 +97,34 @@ def _ours(
 
 
 def _theirs(
-    row: TrainingRow, module: Module, data: _Batches, precision: str, steps: int, torch: Any, device: str
+    row: TrainingRow,
+    module: Module,
+    data: _Batches,
+    precision: Precision | None,
+    steps: int,
+    torch: Any,
+    device: str,
 ) -> Iterator[float]:
-    with training_flags(torch, precision):
-        net = torch_module(module, attention=True, training=True).to(device)
+    """In float64 where no precision is named."""
+    with training_flags(torch, precision or "fp32"):
+        name = "float32" if precision else "float64"
+        dtype = getattr(torch, name)
+        net = torch_module(module, dtype=name, attention=True, training=True).to(device)
         optimizer = optimizer_of(torch, row, net.parameters())
         scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
-        loss_function, stored = loss_of(torch, row), _AUTOCAST.get(precision)
+        loss_function, stored = loss_of(torch, row), _AUTOCAST.get(precision or "")
         for number in range(steps):
             arrays, labels = data[number % len(data)]
             target = torch.from_numpy(labels).to(device)
-            target = target if target.is_floating_point() else target.long()
+            target = target.to(dtype) if target.is_floating_point() else target.long()
+            inputs = [torch.from_numpy(a).to(device) for a in arrays]
+            inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
             optimizer.zero_grad(set_to_none=True)
-            dtype = getattr(torch, stored or "bfloat16")
-            with torch.autocast(device, dtype=dtype, enabled=stored is not None):
-                y = net(*(torch.from_numpy(a).to(device) for a in arrays))[0]
-            loss = loss_function(y.float(), target)
+            with torch.autocast(
+                device, dtype=getattr(torch, stored or "bfloat16"), enabled=stored is not None
+            ):
+                y = net(*inputs)[0]
+            loss = loss_function(y.to(dtype), target)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()

@@ -55,8 +55,10 @@ def test_dropout_is_switched_off_for_curves():
 
 def test_curves_are_compared_after_smoothing():
     a, b = np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])
-    assert Curves(a, b).largest_difference() == 1.0
-    assert Curves(a, b).largest_difference(2) == 0.0
+    curves = Curves(a, b, b)
+    assert curves.largest_difference() == 1.0
+    assert curves.largest_difference(2) == 0.0
+    assert curves.of_rounding() == (1.0, 0.0)
 
 
 def test_unknown_rows_and_other_networks_are_refused(capsys):
