@@ -42,6 +42,16 @@ class Instance:
         """Without the level."""
         return self.op.name.removeprefix("graph.")
 
+    @property
+    def inputs(self):
+        """Names of the operands of floats."""
+        return [f"x{i}" for i, a in enumerate(self.arrays) if dtype_name(a.dtype) in FLOATS]
+
+    @property
+    def gives_floats(self):
+        """Whether a result holds floats."""
+        return any(r.tensor.dtype in FLOATS for r in self.op.results)
+
     @cached_property
     def floats(self):
         """Positions of the operands of floats that its results follow and that it has a gradient by."""
@@ -61,8 +71,7 @@ class Instance:
     @property
     def differentiable(self):
         """Whether floats come from floats."""
-        gives = any(r.tensor.dtype in FLOATS for r in self.op.results)
-        return gives and bool(self.floats) and facts_of(self.op.name).gradient in DIFFERENTIABLE
+        return self.gives_floats and bool(self.floats) and facts_of(self.op.name).gradient in DIFFERENTIABLE
 
     def module(self):
         """The op alone."""
@@ -80,6 +89,11 @@ class Instance:
         results = b.emit("graph.adjoint", params, attrs)
         b.emit("graph.return", results)
         return Module("m", (Func(Level.GRAPH, "main", b.block(params), tuple(r.type for r in results)),))
+
+
+def drawers():
+    """Names of all drawers, in order."""
+    return sorted(DRAWERS)
 
 
 @cache
@@ -101,7 +115,7 @@ def instances(drawer, count=2, seed=0):
 
 def every_instance(count=1, seed=0):
     """Instances of all drawers that can be differentiated."""
-    drawn = (i for name in sorted(DRAWERS) for i in instances(name, count, seed))
+    drawn = (i for name in drawers() for i in instances(name, count, seed))
     return [i for i in drawn if i.differentiable]
 
 

@@ -181,7 +181,8 @@ class _System:
 
     def solved(self) -> Preimage:
         """The points where the forms have the values beside them."""
-        # Unknowns are named apart from the target, whose dimensions may have the names of the domain's.
+        # Unknowns are named apart from the target, whose dimensions may have the names of the domain's, and
+        # digits (#) apart from dimensions (?): those of an adjoint that is transposed again may be digits.
         self.extents = {f"?{k}": n for k, n in self.domain.items()}
         for name, run in self.followed.items():
             if any(name in symbols(atom) for _, form in self.readings for atom, _ in form.terms):
@@ -245,10 +246,10 @@ class _System:
         for n in divisors:
             if n % step:
                 raise _Unsolved
-            name = f"?digit{len(self.extents)}"
+            name = f"#digit{len(self.extents)}"
             self.extents[name], digits[name] = n // step, step
             step = n
-        top, first = f"?digit{len(self.extents)}", int(low) // step
+        top, first = f"#digit{len(self.extents)}", int(low) // step
         self.extents[top], digits[top] = int(high) // step + 1 - first, step
         self.tops.add(top)
         self.digits[whole], self.bases[whole] = digits, first * step
@@ -362,7 +363,7 @@ class _System:
             low, high = interval(self._simple(self.values[v]), ranges)
             return low < 0 or high >= self.extents[v]
 
-        digits = [v for v in self.extents if v.startswith("?digit") and v not in self.tops]
+        digits = [v for v in self.extents if v.startswith("#") and v not in self.tops]
         return Preimage(
             self.target,
             at,

@@ -10,8 +10,8 @@ import numpy as np
 from tilewright.ir import Builder, Func, Level, Module, Op, Pairs, TensorType, Value, interpret
 from tilewright.ir.graph_ops.adjoint import evaluate_with
 from tilewright.ir.nodes import Block
-from tilewright.ir.opdef import Attrs
-from tilewright.ir.types import dtype_name, numpy_dtype
+from tilewright.ir.opdef import Attrs, op_def
+from tilewright.ir.types import FLOATS, dtype_name, numpy_dtype
 from tilewright.passes.lower.adjoint.derive import adjoint
 from tilewright.passes.lower.lowering import lowering
 
@@ -32,9 +32,22 @@ def evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]
     Where the interpreter holds every float as float64, that is the lowering of float64.
     """
     types = tuple(TensorType(dtype_name(x.dtype), x.shape) for x in inputs)
-    module = _lowered(types, attrs["of"], attrs["attrs"], attrs["wrt"], attrs["given"])
     widened = numpy_dtype("f32") == np.float64
+    own = _widened(attrs["of"], attrs["attrs"]) if widened else attrs["attrs"]
+    module = _lowered(types, attrs["of"], own, attrs["wrt"], attrs["given"])
     return interpret(module, *inputs, precision="fp64" if widened else "native")
+
+
+def _widened(of: str, attrs: Pairs) -> Pairs:
+    """The attributes of the op `of` with float64 for every dtype of floats, in a nested adjoint as well."""
+    schema, out = op_def(of).attrs, {}
+    for key, value in attrs.as_dict().items():
+        if schema[key].kind.startswith("dtype") and value in FLOATS:
+            value = "f64"
+        elif isinstance(value, Pairs):
+            value = _widened(str(attrs.as_dict()["of"]), value)
+        out[key] = value
+    return Pairs.of(out)
 
 
 @lru_cache(maxsize=64)

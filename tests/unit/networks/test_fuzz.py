@@ -95,7 +95,7 @@ def test_graphs_as_functions_with_state():
         pairs += len(state.main.updates)
         for a, b in zip(interpret(state, *program.inputs), interpret(module, *program.inputs), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert pairs > 20
+    assert pairs > 5
 
 
 def test_a_finding_is_kept_with_its_arrays(tmp_path):
