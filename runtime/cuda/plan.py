@@ -313,10 +313,12 @@ class CudaPlan(Closable):
                     self._steps = StepRing(
                         self._context, self.plan, self._addresses, self._stream, self._replay, self
                     )
-                return self._steps.step(inputs)
-            except DeviceError as error:
-                self._failed(error)
-                raise
+                slot = self._steps.next_slot()
+                try:
+                    return self._steps.queue(slot, inputs)
+                except DeviceError as error:
+                    self._failed(error)
+                    raise
             finally:
                 self._context.pop()
 

@@ -18,6 +18,9 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 #: steps that may be queued: while one runs, the host prepares the next
 SLOTS = 3
+#: inputs of so many bytes are copied while the step before runs, through memory of the device that takes
+#: turns; fewer arrive in the time that the further calls of the driver take
+OVERLAP_BYTES = 256 << 10
 
 
 class Replay(Protocol):
@@ -34,19 +37,30 @@ class Waiter(Protocol):
         """Return when everything before the event is done; raises `DeviceError` where it failed."""
 
 
-class _Slot:
+class Slot:
     """Pinned copies of all inputs and outputs of one step, and the event after its last copy."""
 
-    def __init__(self, context: Context, plan: ExecutionPlan) -> None:
+    def __init__(self, context: Context, plan: ExecutionPlan, device_bytes: int) -> None:
+        """device_bytes: memory of the device where the inputs arrive; none where they go to their places."""
         inputs = [b for b in plan.buffers if b.kind == "input"]
         outputs = [plan.buffer_by_name[name] for name in dict.fromkeys(plan.outputs)]
-        self.inputs, self.outputs = Staging(context, inputs), Staging(context, outputs)
+        self.inputs = Staging(context, inputs)
         try:
-            self.event = context.call("cuEventCreate", int(context.api.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+            self.outputs = Staging(context, outputs)
         except BaseException:
             self.inputs.release(context.call)
-            self.outputs.release(context.call)
             raise
+        self.block, self._events = 0, list[Any]()
+        try:
+            flag = int(context.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            for _ in range(2):
+                self._events.append(context.call("cuEventCreate", flag))
+            if device_bytes:
+                self.block = context.allocate(device_bytes, "inputs of the next steps")
+        except BaseException:
+            self.release(context.call)
+            raise
+        self.event, self.arrived = self._events
         self.used = False
         self.results: list[weakref.ref[_Result]] = []  # of the step that used it last
         self.alive: list[CopyIn] = []  # what its copies read besides
@@ -60,7 +74,10 @@ class _Slot:
         self.results = []
 
     def release(self, destroy: Destroy) -> None:
-        destroy("cuEventDestroy", self.event)
+        for event in self._events:
+            destroy("cuEventDestroy", event)
+        if self.block:
+            destroy("cuMemFree", self.block)
         self.inputs.release(destroy)
         self.outputs.release(destroy)
 
@@ -108,7 +125,7 @@ class StepRing:
     ) -> None:
         self._context, self._plan, self._addresses = context, plan, addresses
         self._stream, self._replay, self._waiter = stream, replay, waiter
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._turn = 0
         # The inputs lie one behind the other on the device as in pinned memory: one copy brings all.
         self._types = [
@@ -123,10 +140,13 @@ class StepRing:
         first = min((addresses[b.name] for b in plan.buffers if b.kind == "input"), default=0)
         ends = [addresses[b.name] + b.nbytes for b in plan.buffers if b.kind == "input"]
         self._device_inputs, self._input_bytes = first, max(ends, default=first) - first
+        self._copies: Any = None  # the stream on which inputs arrive while the step before runs
+        if self._input_bytes >= OVERLAP_BYTES:
+            flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            self._copies = context.call("cuStreamCreate", flag)
 
-    def step(self, inputs: Sequence[object]) -> tuple[LazyArray, ...]:
+    def queue(self, slot: Slot, inputs: Sequence[object]) -> tuple[LazyArray, ...]:
         """Queue one step; raises `InputError`, before anything is queued, for inputs that do not fit."""
-        slot = self._next_slot()
         call, stream = self._context.call, self._stream
         pinned = slot.inputs.arrays
         plain = len(inputs) == len(self._types) and all(
@@ -136,7 +156,12 @@ class StepRing:
         if plain:
             for x, (name, _, _) in zip(inputs, self._types, strict=True):
                 np.copyto(pinned[name], x)  # type: ignore[arg-type]  # known to be arrays
-            if self._input_bytes:
+            if self._copies is not None:
+                call("cuMemcpyHtoDAsync", slot.block, slot.inputs.address, self._input_bytes, self._copies)
+                call("cuEventRecord", slot.arrived, self._copies)
+                call("cuStreamWaitEvent", stream, slot.arrived, 0)
+                call("cuMemcpyDtoDAsync", self._device_inputs, slot.block, self._input_bytes, stream)
+            elif self._input_bytes:
                 call("cuMemcpyHtoDAsync", self._device_inputs, slot.inputs.address, self._input_bytes, stream)
         else:
             self._copy_each(slot, inputs)
@@ -155,9 +180,11 @@ class StepRing:
             for name, r in zip(self._plan.outputs, results, strict=True)
         )
 
-    def _next_slot(self) -> _Slot:
+    def next_slot(self) -> Slot:
+        """The memory of the next step, waited for; raises `OutOfMemoryError` where there is none yet."""
         if len(self._slots) <= self._turn:
-            self._slots.append(_Slot(self._context, self._plan))
+            nbytes = self._input_bytes if self._copies is not None else 0
+            self._slots.append(Slot(self._context, self._plan, nbytes))
         slot = self._slots[self._turn]
         if slot.used:
             self._waiter.wait_for(slot.event)
@@ -165,7 +192,7 @@ class StepRing:
             slot.used, slot.alive = False, []
         return slot
 
-    def _copy_each(self, slot: _Slot, inputs: Sequence[object]) -> None:
+    def _copy_each(self, slot: Slot, inputs: Sequence[object]) -> None:
         """Check the inputs, and copy each from where it is: the host, or this GPU through DLPack."""
         steps = copies_in(self._context, self._plan, self._addresses, inputs, self._stream)
         for step in steps:
@@ -190,3 +217,6 @@ class StepRing:
                 slot.keep_results()
             slot.release(destroy)
         self._slots = []
+        if self._copies is not None:
+            destroy("cuStreamDestroy", self._copies)
+            self._copies = None

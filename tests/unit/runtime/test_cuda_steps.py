@@ -138,6 +138,24 @@ def test_a_step_is_few_calls_of_the_driver_and_takes_no_memory(gpu):
     plan.close()
 
 
+def test_large_inputs_arrive_beside_the_step_before(gpu, monkeypatch):
+    monkeypatch.setattr("tilewright.runtime.cuda.steps.OVERLAP_BYTES", 1)
+    plan = load(gpu)
+    y = np.asarray(1, np.float32)
+    results = [plan.step([X * i, y])[1] for i in range(2 * SLOTS)]
+    np.testing.assert_array_equal(results[-1], sum(X * i + 1 for i in range(2 * SLOTS)))
+    gpu.log.clear()
+    plan.step([X, y])
+    calls = ["cuEventRecord", "cuStreamWaitEvent", "cuGraphLaunch", "cuEventRecord"]
+    assert gpu.names(["cuEventRecord", "cuStreamWaitEvent", "cuGraphLaunch"]) == calls
+    (wait,) = (entry for entry in gpu.log if entry[0] == "cuStreamWaitEvent")
+    records = [entry for entry in gpu.log if entry[0] == "cuEventRecord"]
+    assert records[0][1] == wait[2]  # the step waits for the copy, which is on a stream of its own
+    assert records[0][2] != wait[1] == plan._stream == records[1][2]
+    plan.close()
+    assert not gpu.memory
+
+
 def test_results_that_nobody_read_outlive_their_slot_and_the_plan(gpu):
     plan = load(gpu)
     first = plan.step([X, np.float32(0)])[1]
@@ -199,6 +217,20 @@ def test_a_failure_loses_the_state_until_all_of_it_is_written(gpu, broken):
     plan.step([X, np.float32(0)])
     np.testing.assert_array_equal(memory.read("total"), 2 * X)
     plan.close()
+
+
+def test_memory_that_is_missing_for_steps_leaves_the_state(gpu, monkeypatch):
+    plan = load(gpu)
+    full = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+    monkeypatch.setattr(gpu, "cuMemAllocHost", lambda nbytes: (full,))
+    with pytest.raises(DeviceError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        plan.step([X, np.float32(0)])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(total_of(plan), np.zeros(N))
+    plan.step([X, np.float32(0)])
+    np.testing.assert_array_equal(total_of(plan), X)
+    plan.close()
+    assert not gpu.memory
 
 
 def test_times_leave_the_state(gpu):
