@@ -213,7 +213,7 @@ def _bits(loop: Loop) -> float:
 
 def sampled(loop: Loop, data: Data, network: Module, target: str, sizes: Sizes) -> str:
     """Characters drawn one after the other, each given those before it."""
-    exe: Any = compile_module(promoted(network), target)
+    exe: Any = compile_module(promoted(network, network.parameters), target)
     exe.share_state(loop.steps)
     return drawn(lambda tokens: exe(tokens)[0][0, -1], data.symbols, sizes.sequence, sizes.sample)
 

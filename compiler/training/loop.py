@@ -15,8 +15,7 @@ from tilewright.ir import Module, WorkError, interpret
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import Block, Func, Level, Value
-from tilewright.ir.types import FLOATS, TensorType, dtype_name
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.ir.types import TensorType, dtype_name
 from tilewright.training import losses
 from tilewright.training.data import Data, Source
 from tilewright.training.losses import Target
@@ -75,19 +74,6 @@ def interface_of(step: Module) -> Interface:
     ranges = {name: tuple(range_) for name, *range_ in rows}
     targets = {n: Target(t, *ranges.get(n, ())) for n, t in types.items() if n not in network}
     return Interface({n: types[n] for n in network}, targets)
-
-
-def network_with_state(step: Module) -> Module:
-    """The network of a step with the state of the step that it reads as its own state, to be shared."""
-    network = step.inference()
-    held = {op["name"]: op.result.tensor for op in network.main.body.ops if op.name == "graph.constant"}
-    names = [n for n in step.state_names if n in held and held[n].dtype in FLOATS]
-    return promoted(network, [_literally(n) for n in names])
-
-
-def _literally(name: str) -> str:
-    """A pattern of names that this one alone matches."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 class Measures:

@@ -9,9 +9,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from tilewright.tools.commands.network import choices_of, load_network, require_
 from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
 from tilewright.training import optim, schedules
 from tilewright.training.data import Data, fitted, read_data
-from tilewright.training.loop import Loop, Record, interface_of, measures_of, network_with_state
+from tilewright.training.loop import Loop, Record, interface_of, measures_of
 from tilewright.training.step import train_step
 
 #: learning rate of plain gradient descent, which has no default of its own, and its momentum
@@ -42,6 +43,12 @@ def train_network(a: argparse.Namespace) -> None:
     if a.resume and not Path(a.checkpoint).exists():
         raise InputError("no such file to resume from", where=a.checkpoint)
     network = with_batch(load_network(a), a.batch)
+    if a.loss == "cross_entropy" and (logits := before_softmax(network)) is not None:
+        warn(
+            "the network ends in softmax; it is trained, and written, without it: the loss takes logits",
+            stacklevel=1,
+        )
+        network = logits
     require_device(a.target)
     trainable = [n.strip() for n in a.trainable.split(",")] if a.trainable else None
     counted = train_step(network, a.loss, _optimizer(a, 1), trainable=trainable, seed=a.seed)
@@ -81,9 +88,9 @@ def prepared(step: Module, data: Data, loss: str, target: str, *, seed: int = 0,
     """The compiled step and its network over the same weights, ready to be trained on the data."""
     ports = interface_of(step)
     exe: Any = compile_module(step, target, **choices)
-    network: Any = compile_module(network_with_state(step), target, **choices)
-    network.share_state(exe)
-    return Loop(exe, network, fitted(data, ports.inputs, ports.targets), ports, measures_of(loss, data), seed)
+    return Loop(
+        exe, exe.inference(), fitted(data, ports.inputs, ports.targets), ports, measures_of(loss, data), seed
+    )
 
 
 def with_batch(network: Module, batch: int | None) -> Module:
@@ -92,6 +99,20 @@ def with_batch(network: Module, batch: int | None) -> Module:
         return network
     shapes = {n: t.shape for n, t in zip(network.input_names, network.input_types, strict=True)}
     return with_input_shapes(network, {n: (batch, *s[1:]) for n, s in shapes.items() if s})
+
+
+def before_softmax(network: Module) -> Module | None:
+    """The network up to the softmax that gives its only result; None where it ends otherwise."""
+    *ops, last = network.main.body.ops
+    ends = [op for op in ops if op.name == "graph.softmax" and op.results == last.operands]
+    if not ends:
+        return None
+    source = ends[0].operands[0]
+    block = network.main.body.with_ops(
+        (*(op for op in ops if op is not ends[0]), last.with_operands((source,)))
+    )
+    main = replace(network.main, body=block, result_types=(source.type,))
+    return network.with_funcs(tuple(main if f is network.main else f for f in network.funcs))
 
 
 def _optimizer(a: argparse.Namespace, steps: int) -> optim.Optimizer:

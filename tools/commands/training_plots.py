@@ -61,8 +61,11 @@ def write_curves(curves: Sequence[Curve], measures: Mapping[str, str], path: str
 
 
 def smoothed(values: Sequence[float], share: float = 0.05) -> list[float]:
-    """Running means that forget: each value counts `share`, those before it the rest."""
+    """Running means that forget: each value counts `share` of what is left, and the first ones fully."""
     out: list[float] = []
+    total, weight = 0.0, 0.0
     for value in values:
-        out.append(value if not out else out[-1] + share * (value - out[-1]))
+        total += share * (value - total)
+        weight += share * (1 - weight)
+        out.append(total / weight)
     return out

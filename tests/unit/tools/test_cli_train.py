@@ -215,6 +215,19 @@ module @net {
     assert "expected a network that names its parameters" in capsys.readouterr().err
 
 
+def test_a_softmax_at_the_end_is_left_out(tmp_path, capsys, data_dir):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=rng.standard_normal((20, 784)), y=rng.integers(0, 10, 20))
+    net = str(data_dir / "relay" / "mlp.relay")
+    assert (
+        train(f"npz:{tmp_path / 'd.npz'}", "--steps", 9, "--batch", 4, "--lr", 0.01, "--json", net=net) == 0
+    )
+    out = capsys.readouterr()
+    assert "warning: the network ends in softmax" in out.err
+    rows = [json.loads(line) for line in out.out.splitlines()]
+    assert rows[-2]["loss"] < 0.8 * rows[0]["loss"]
+
+
 def test_means_weigh_every_example_once():
     x = np.arange(5, dtype=np.float32)
     measures = Measures({"loss": tw.losses.mse()})
