@@ -72,7 +72,8 @@ class Optimizer:
 
     options: by name, `lr` among them; numbers, or schedules. A number as `lr` becomes state
     (`exe.state["lr"]`), all others are part of the step. groups: the first one that holds a parameter
-    replaces options for it.
+    replaces options for it. sparse_without: options that must be 0 where a rule that works element by
+    element updates only the rows that a run reads; None: it never may.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Optimizer:
     options: Mapping[str, Option]
     slots: Slots = _no_slots
     groups: Sequence[Group] = field(default=())
+    sparse_without: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if "lr" not in self.options:
@@ -125,7 +127,7 @@ def sgd(
     def slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
         return {} if _is_zero(o["momentum"]) else zeros(shape, "momentum")
 
-    return Optimizer("sgd", _sgd, options, slots, groups)
+    return Optimizer("sgd", _sgd, options, slots, groups, ("momentum", "weight_decay"))
 
 
 def _sgd(
@@ -152,7 +154,7 @@ def adam(
 ) -> Optimizer:
     """Adam (Kingma, Ba 2015); weight decay is added to the gradient, eps to the root."""
     options = {"lr": lr, **_betas(betas), "eps": eps, "weight_decay": weight_decay}
-    return Optimizer("adam", _adam, options, _two_moments, groups)
+    return Optimizer("adam", _adam, options, _two_moments, groups, ("weight_decay",))
 
 
 def _adam(
@@ -172,7 +174,7 @@ def adamw(
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov, Hutter 2019): p shrinks by lr weight_decay p."""
     options = {"lr": lr, **_betas(betas), "eps": eps, "weight_decay": weight_decay}
-    return Optimizer("adamw", _adamw, options, _two_moments, groups)
+    return Optimizer("adamw", _adamw, options, _two_moments, groups, ("weight_decay",))
 
 
 def _adamw(
@@ -297,7 +299,7 @@ def adagrad(
     def slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
         return {"sum": np.full(shape, o["initial_accumulator_value"], np.float32)}
 
-    return Optimizer("adagrad", _adagrad, options, slots, groups)
+    return Optimizer("adagrad", _adagrad, options, slots, groups, ("weight_decay",))
 
 
 def _adagrad(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import numpy as np
 from tilewright.ir import Level, Module
 from tilewright.ir.errors import InputError, expect
 from tilewright.ir.graph_code import GraphWriter, Tensor
-from tilewright.ir.nodes import INFERENCE, Attr, Block, Func, Value
+from tilewright.ir.nodes import INFERENCE, Attr, Block, Func, Op, Value
 from tilewright.ir.types import FLOATS, ArrayType, TensorType, array_type, dtype_name
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.backward_pass import LOSS
@@ -30,8 +31,11 @@ from tilewright.running.step_rules import ON_NAN, RANGES, RATE, REFUSED
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.training import losses, optim
 from tilewright.training.losses import Loss, Target, wide
+from tilewright.training.sparse_rows import RowGradient, reads_of_rows, row_gradient
 
 LossFunction = Callable[..., Tensor]
+#: the gradient by a parameter: of its type, or of the rows of a sparse one
+Gradient = Tensor | RowGradient
 #: the dynamic loss scale of PyTorch: first value, growth after so many good updates, and both factors
 FIRST_SCALE, GROWTH_INTERVAL, GROWTH, BACKOFF = 65536.0, 2000, 2.0, 0.5
 #: names of scalars among the state
@@ -57,6 +61,7 @@ class StepOptions:
     checkpoint: str = "auto"
     memory_budget: int | str | None = None
     seed: int = 0
+    sparse: Sequence[str] = ()
 
     def check(self) -> None:
         """Raise InputError for values that make no sense."""
@@ -104,6 +109,7 @@ def train_step(
     checkpoint: Literal["auto", "none", "blocks"] = "auto",
     memory_budget: int | str | None = None,
     seed: int = 0,
+    sparse: Sequence[str] | str = (),
 ) -> Module:
     """A module that trains a network: forward, loss, backward and optimizer, with what they change as state.
 
@@ -133,6 +139,8 @@ def train_step(
     memory_budget: bytes on the device, or a text such as `8GiB`, that state, inputs and everything else of a
         run keep to; what does not fit is computed again where that costs the least time.
     seed: of random numbers.
+    sparse: parameters, by name or pattern, of which runs read rows, as embeddings are: only rows that a run
+        reads, and their slots, change. For sgd, adam and adagrad without momentum and weight decay.
 
     Raises InputError or UnsupportedError naming the parameter, op or option.
     """
@@ -149,6 +157,7 @@ def train_step(
         checkpoint,
         memory_budget,
         seed,
+        (sparse,) if isinstance(sparse, str) else tuple(sparse),
     )
     options.check()
     expect(module, Module, "a Module")
@@ -249,7 +258,7 @@ class _Step:
         network = self.network.with_attrs(parameters=names)
         module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())
         count = len(module.main.params)
-        module = promoted(module, module.parameters)
+        module = promoted(module)
         self.trained = [p.hint for p in module.main.params[count:]]
         if not self.trained:
             raise InputError("expected parameters to train, the network uses none", where=self.where)
@@ -326,20 +335,64 @@ class _Step:
             raise InputError(f"{what} '{name}': {e}") from e
         return expect(out, Tensor, f"a tensor from {what} '{name}'")
 
-    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+    def gradients(self, loss: Tensor) -> dict[str, Gradient]:
         """The gradients of the parameters, in float32, scaled as the loss is."""
         start = self.scale if self.scale is not None else self.w.number(1, "f32")
-        variables = {n: self.state[n] for n in self.trained}
-        by_value = backward(self.w, self.w.ops, {loss.value: start}, tuple(variables.values()))
-        lost = [n for n, v in variables.items() if v not in by_value]
+        tables = self.tables()
+        #: what is differentiated by: parameters, and of tables the rows that are read
+        variables = {
+            n: [op.result for op in tables[n]] if n in tables else [self.state[n]] for n in self.trained
+        }
+        by_value = backward(
+            self.w, self.w.ops, {loss.value: start}, [v for vs in variables.values() for v in vs]
+        )
+        lost = [n for n, vs in variables.items() if not all(v in by_value for v in vs)]
         if lost and (self.options.unused == "error" or len(lost) == len(variables)):
             raise InputError(
                 f"expected a loss that depends on all parameters, it does not on {', '.join(lost[:5])}"
                 f"{' and others' * (len(lost) > 5)}; leave them out of trainable, or pass unused='keep'",
                 where=self.where,
             )
+        out: dict[str, Gradient] = {}
         with self.w.at("optimizer"):
-            return {n: wide(by_value[v]) for n, v in variables.items() if v in by_value}
+            for name, values in variables.items():
+                parts = [wide(by_value[v]) for v in values if v in by_value]
+                if name in tables and parts and name not in lost:
+                    table = self.w.tensor(self.state[name])
+                    out[name] = row_gradient(self.w, table, tables[name], parts)
+                elif parts:
+                    out[name] = parts[0]
+        return out
+
+    def tables(self) -> dict[str, list[Op]]:
+        """The sparse parameters, with the ops that read their rows."""
+        patterns, out = self.options.sparse, {}
+        if not patterns:
+            return {}
+        unmatched = [p for p in patterns if not any(n == p or fnmatchcase(n, p) for n in self.trained)]
+        if unmatched:
+            raise InputError(
+                f"expected names of trained parameters to be sparse, got '{unmatched[0]}'"
+                f"{did_you_mean(unmatched[0], self.trained)}",
+                where=self.where,
+            )
+        for name in self.trained:
+            if any(name == p or fnmatchcase(name, p) for p in patterns):
+                out[name] = reads_of_rows(self.w.ops, self.state[name], name)
+                self.check_sparse(name)
+        return out
+
+    def check_sparse(self, name: str) -> None:
+        """Raise InputError where the optimizer would have to touch rows that a run does not read."""
+        optimizer = self.optimizer
+        needless = optimizer.sparse_without
+        o = optimizer.options_of(name, self.state[name].tensor.shape)
+        wrong = next((k for k in needless or () if callable(o[k]) or o[k] != 0), "")
+        if needless is None or wrong:
+            raise InputError(
+                f"expected an optimizer that can leave rows of '{name}' alone (sgd, adam or adagrad without "
+                f"momentum and weight_decay), got {optimizer.name}{f' with {wrong}' if wrong else ''}"
+            )
 
     # -- scalars of the state --------------------------------------------------------------------------------
     def scalar(self, name: str, dtype: str, initial: float) -> Tensor:
@@ -375,7 +428,7 @@ class _Step:
         return self.options.loss_scale in ("auto", "dynamic")
 
     # -- the update ------------------------------------------------------------------------------------------
-    def apply(self, loss: Tensor, gradients: dict[str, Tensor]) -> None:
+    def apply(self, loss: Tensor, gradients: dict[str, Gradient]) -> None:
         """Write what becomes of all state after a run with this loss."""
         w, options = self.w, self.options
         step = self.scalar(STEP, "u32", 0)
@@ -423,24 +476,31 @@ class _Step:
         for name in names:
             self.new[name] = condition.where(self.new[name], self.w.tensor(self.state[name]))
 
-    def accumulated(self, gradients: dict[str, Tensor], due: Tensor) -> dict[str, Tensor]:
+    def accumulated(self, gradients: dict[str, Gradient], due: Tensor) -> dict[str, Gradient]:
         """The sums of shares of gradients since the last update, which are state."""
-        out = {}
+        out: dict[str, Gradient] = {}
         for name, g in gradients.items():
+            if isinstance(g, RowGradient):
+                raise InputError(
+                    f"expected no sparse parameters with accumulate, '{name}' is sparse: its rows differ "
+                    "from run to run"
+                )
             slot = f"{name}.gradient"
             before = self.add(slot, g.type, np.zeros(g.shape, np.float32))
-            out[name] = before + g * (1 / self.options.accumulate)
-            self.new[slot] = due.where(0, out[name])
+            out[name] = total = before + g * (1 / self.options.accumulate)
+            self.new[slot] = due.where(0, total)
         return out
 
-    def square_sum(self, gradients: dict[str, Tensor]) -> Tensor:
+    def square_sum(self, gradients: dict[str, Gradient]) -> Tensor:
         """The sum of the squares of all gradients: one number for the bound and for what is not finite."""
-        first, *others = [(g * g).sum() for g in gradients.values()]
+        first, *others = [
+            g.square_sum() if isinstance(g, RowGradient) else (g * g).sum() for g in gradients.values()
+        ]
         for other in others:
             first = first + other
         return first
 
-    def optimize(self, gradients: dict[str, Tensor], step: Tensor, applied: Tensor | None) -> None:
+    def optimize(self, gradients: dict[str, Gradient], step: Tensor, applied: Tensor | None) -> None:
         """Write the update rule of every parameter; it counts where `applied` is true."""
         before = step
         if applied is not None:
@@ -456,14 +516,19 @@ class _Step:
                 n: self.add(f"{name}.{n}", TensorType(dtype_name(a.dtype), a.shape), a)
                 for n, a in self.optimizer.slots(p.shape, o).items()
             }
-            q, changed = self.optimizer.update(p, g, slots, o)
+            whole = {name: p, **{f"{name}.{n}": t for n, t in slots.items()}}
+            if isinstance(g, RowGradient):
+                p, slots = g.rows(p), {n: g.rows(t) for n, t in slots.items()}
+            q, changed = self.optimizer.update(p, g.totals if isinstance(g, RowGradient) else g, slots, o)
             if q.type != p.type or set(changed) != set(slots):
                 raise InputError(
                     f"expected the update of {self.optimizer.name} to give {p.type} and the slots "
                     f"{sorted(slots)}, got {q.type} and {sorted(changed)}"
                 )
-            for key, old, new in [(name, p, q), *((f"{name}.{n}", slots[n], changed[n]) for n in slots)]:
-                self.new[key] = new if applied is None else applied.where(new, old)
+            pairs = [(p, q), *((slots[n], changed[n]) for n in slots)]
+            for (key, table), (old, new) in zip(whole.items(), pairs, strict=True):
+                kept = new if applied is None else applied.where(new, old)
+                self.new[key] = g.updated(table, kept) if isinstance(g, RowGradient) else kept
                 self.updated.add(key)
 
     def options_of(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -27,12 +27,13 @@ def promote_parameters(module: Module, ctx: PassContext, *, names: str = "") -> 
         -->  main(%x, %w, updates = [[1, 1]]) { %y = graph.dense(%x, %w); return(%y, %w) }
     """
     patterns = [n.strip() for n in names.split(",") if n.strip()]
-    return promoted(module, matching_constants(module, patterns) if patterns else module.parameters)
+    return promoted(module, matching_constants(module, patterns) if patterns else None)
 
 
-def promoted(module: Module, names: Sequence[str]) -> Module:
+def promoted(module: Module, names: Sequence[str] | None = None) -> Module:
     """The module with the constants of these names as state; see the pass. The same module where it has none.
 
+    names: by default those of its parameters.
     Raises InputError for constants that hold no floats, and for a name that an input has already.
     """
     main = module.main
@@ -40,7 +41,7 @@ def promoted(module: Module, names: Sequence[str]) -> Module:
     for op in main.body.ops:
         if op.name == "graph.constant":
             constants.setdefault(str(op["name"]), []).append(op)
-    named = set(names)
+    named = set(module.parameters if names is None else names)
     names = [n for n in constants if n in named]
     taken = set(module.input_names)
     new: dict[Value, Value] = {}
