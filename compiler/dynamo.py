@@ -1,4 +1,4 @@
-"""The torch.compile backend: `torch.compile(model, backend="tilewright")`, for inference.
+"""The torch.compile backend: `torch.compile(model, backend="tilewright")`, for inference and training.
 
 Each subgraph that Dynamo captures is compiled at its first call, or runs in eager PyTorch after a warning
 that says why. Nothing here imports torch until torch itself asks for the backend.
@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from tilewright.api import compile as compile_module
+from tilewright.frontends.torch.captured import Draw, take_out_draws, take_out_results
 from tilewright.frontends.torch.exported import from_exported, host_array
 from tilewright.frontends.torch.survey import operator_name, place_of
 from tilewright.ir import InputError, TilewrightError, UnsupportedError
@@ -50,8 +51,11 @@ def backend(
     inputs' device: opencl for the CPU, cuda for a GPU); `freeze=False` keeps weights inputs instead of
     constants. Frozen weights are watched through torch's version counters: a change makes them inputs again.
 
-    Where gradients are wanted or shapes are symbolic, and where a subgraph cannot be imported or compiled, it
-    runs in eager PyTorch after a `FallbackWarning`. Raises InputError for unknown options.
+    Where gradients are wanted, the forward and the backward graph of AOTAutograd are subgraphs of their own,
+    and weights are inputs. Random numbers are drawn by torch, in its order, and given to the subgraph.
+
+    Where shapes are symbolic, and where a subgraph cannot be imported or compiled, it runs in eager PyTorch
+    after a `FallbackWarning`. Raises InputError for unknown options.
     """
     chosen = dict(options or {})
     if unknown := sorted(chosen.keys() - set(OPTIONS)):
@@ -65,9 +69,12 @@ def backend(
     except UnsupportedError as error:
         _warn(name, error)
         return graph.forward
+    frozen_weights = chosen.pop("freeze", True)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *graph.parameters())):
+        return _trained(name, graph, example_inputs, chosen)
     own = len(list(graph.parameters())) + len(list(graph.buffers()))
     weights = [own + i for i, x in enumerate(example_inputs) if _is_weight(torch, x)]
-    frozen = (*range(own), *weights) if chosen.pop("freeze", True) else ()
+    frozen = (*range(own), *weights) if frozen_weights else ()
 
     def compiler(functional: Any, _: Sequence[Any]) -> Callable[..., Any]:
         reshape_for_view(functional)
@@ -76,7 +83,40 @@ def backend(
 
     make_boxed = import_module("functorch.compile").make_boxed_func
     simplified = import_module("torch._functorch.aot_autograd").aot_module_simplified
-    return simplified(graph, example_inputs, fw_compiler=compiler, inference_compiler=compiler)
+    table = import_module("tilewright.frontends.torch.backward").random_decompositions()
+    return simplified(
+        graph, example_inputs, fw_compiler=compiler, inference_compiler=compiler, decompositions=table
+    )
+
+
+def _trained(
+    name: str, graph: Any, example_inputs: Sequence[Any], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A callable whose forward and backward graphs are compiled; torch cuts them apart."""
+    functional = import_module("functorch.compile")
+    attention = import_module("torch.nn.attention")
+    simplified = import_module("torch._functorch.aot_autograd").aot_module_simplified
+    decompositions = import_module("tilewright.frontends.torch.backward").decompositions()
+
+    def compiler(pass_name: str) -> Callable[..., Any]:
+        def compile_graph(captured: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+            reshape_for_view(captured)
+            subgraph = Subgraph(f"{name}, {pass_name}", captured, len(inputs), (), options)
+            return functional.make_boxed_func(subgraph)
+
+        return compile_graph
+
+    # attention as its parts, which have gradients of their own
+    with attention.sdpa_kernel(attention.SDPBackend.MATH):
+        return simplified(
+            graph,
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("forward"),
+            partition_fn=functional.min_cut_rematerialization_partition,
+            decompositions=decompositions,
+        )
 
 
 class Subgraph:
@@ -92,9 +132,22 @@ class Subgraph:
         self._options = dict(options)
         self._versions: tuple[tuple[int, int], ...] = ()
         self._run: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self._draws: Sequence[Draw] = take_out_draws(graph)
+        self._all_results = take_out_results(graph)
 
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Results for tensors as Dynamo's guards admit them: shapes, dtypes and devices never change."""
+        drawn = [draw() for draw in self._draws]
+        computed = iter(self._results((*args, *drawn)))
+        return [
+            next(computed) if r.computed else r.value if r.input is None else (*args, *drawn)[r.input]
+            for r in self._all_results
+        ]
+
+    def _results(self, args: Sequence[Any]) -> Sequence[Any]:
+        """Those that are computed."""
+        if not any(r.computed for r in self._all_results):
+            return ()
         if self._run is not None and self._frozen and self._seen(args) != self._versions:
             warnings.warn(
                 f"tilewright: weights of {self._name} changed; it is compiled again with weights as inputs",
@@ -112,7 +165,7 @@ class Subgraph:
 
     def _built(self, args: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
         # Where AOTAutograd merged inputs, their places are not those Dynamo knew.
-        if len(args) != self._inputs or any(args[i].is_inference() for i in self._frozen):
+        if len(args) != self._inputs + len(self._draws) or any(args[i].is_inference() for i in self._frozen):
             self._frozen = ()
         self._versions = self._seen(args)
         try:
@@ -191,8 +244,6 @@ class _Compiled:
 
 
 def _check_inputs(torch: Any, inputs: Sequence[Any], tensors: Sequence[Any]) -> None:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise UnsupportedError("gradients are wanted; call the model within torch.no_grad()")
     symbolic = [x for x in inputs if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool)]
     symbolic += [n for t in tensors for n in t.shape if type(n) is not int]
     if symbolic:
