@@ -11,6 +11,8 @@ from tilewright.ir.scalar_code import Scalar, Scalars
 from tilewright.ir.simplify import interval
 
 MOST_ELEMENTS = 200
+#: names of each dimension, those of dimensions that inverse reads make among them
+_NAMES = (("i0", "n", "digit4"), ("i1", "y", "digit3"), ("i2", "x", "e0"), ("i3", "k", "i0_step"))
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ def _index(rng, dims):
         a % n,
         (a * dims[b.name] + b) // n,
         maximum(0, minimum(a + b - 1, 3)),
+        maximum(0, minimum(a - 1, 2)),
+        maximum(a - 1, 1 - a),
+        minimum((a * 2 + 1) // n, 2),
     ]
     return forms[rng.integers(len(forms))]
 
@@ -73,10 +78,7 @@ def random_op(seed):
     """The op of a seed."""
     rng = np.random.default_rng(seed)
     while True:
-        dims = {
-            f"i{k}" if rng.random() < 0.5 else "nyxk"[k]: int(rng.integers(1, 5))
-            for k in range(rng.integers(1, 5))
-        }
+        dims = {_NAMES[k][rng.integers(3)]: int(rng.integers(1, 5)) for k in range(rng.integers(1, 5))}
         operands = [_operand(rng, dims) for _ in range(rng.integers(1, 4))]
         if max(sum(prod(s) for s, _, _ in operands), prod(dims.values())) <= MOST_ELEMENTS:
             return _written(rng, dims, operands)

@@ -80,7 +80,8 @@ def _joined(
     names, out, first = list(target), [], 0
     while first < len(forms):
         last = first + 1
-        if inside[first] and not _is_plain(forms[first]):
+        alone = _linear_form(forms[first].expr(), domain, ranges) or forms[first]
+        if inside[first] and not _is_plain(alone):
             while last < len(forms) and inside[last]:
                 last += 1
         for end in range(last, first, -1):
@@ -88,7 +89,7 @@ def _joined(
                 _row_major(e, [target[k] for k in names[first:end]])
                 for e in ([Sym(k) for k in names[first:end]], [f.expr() for f in forms[first:end]])
             )
-            form = _linear_form(whole, domain, ranges) if end > first + 1 else forms[first]
+            form = _linear_form(whole, domain, ranges) if end > first + 1 else alone
             if form is not None:
                 out.append((place, form))
                 first = end

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir.expr import Expr, Sym, evaluate, maximum, minimum, symbols
+from tilewright.ir.expr import BinOp, Expr, Sym, evaluate, maximum, minimum, symbols
 
 #: points of a domain at which expressions are compared
 _MOST_POINTS = 1 << 23
 #: the largest divisor of a line that is looked for
 _MOST_STEPS = 64
+#: runs of an index that rises and falls that are taken one by one
+_MOST_RUNS = 4
 
 
 def linear_at(e: Expr, domain: Mapping[str, int]) -> tuple[dict[str, int], int] | None:
@@ -105,3 +107,46 @@ def _between(whole: Expr, places: np.ndarray, e: Sym, most: int) -> Expr:
     if values.size and values.max() > most:
         whole = minimum(whole, most)
     return maximum(0, whole) if values.size and values.min() < 0 else whole
+
+
+@dataclass(frozen=True)
+class Run:
+    """Places `first` to `last` along a dimension, in which an index rises, or falls."""
+
+    first: int
+    last: int
+    falls: bool
+
+
+def bent_line(read: Sequence[Expr], domain: Mapping[str, int]) -> tuple[str, list[Run]] | None:
+    """A dimension along which an index of a read, that no other dimension is part of, both rises and falls.
+
+    None where there is none, or where it turns more than a few times. Reflections at the ends of an axis do.
+    """
+    for e in read:
+        lines = set(symbols(e))
+        if len(lines) != 1 or not _has_extremes(e):
+            continue
+        (line,) = lines
+        runs = _runs(np.asarray(evaluate(e, {line: np.arange(domain[line])})))
+        if 1 < len(runs) <= _MOST_RUNS:
+            return line, runs
+    return None
+
+
+def _has_extremes(e: Expr) -> bool:
+    return isinstance(e, BinOp) and (e.op in ("min", "max") or _has_extremes(e.lhs) or _has_extremes(e.rhs))
+
+
+def _runs(values: np.ndarray) -> list[Run]:
+    """The fewest runs that cover all places."""
+    runs, first = [], 0
+    while first < len(values):
+        steps = np.sign(np.diff(values[first:]))
+        moving = steps[steps != 0]
+        falls = bool(moving.size and moving[0] < 0)
+        against = np.flatnonzero(steps == (1 if falls else -1))
+        last = first + int(against[0]) if against.size else len(values) - 1
+        runs.append(Run(first, last, falls))
+        first = last + 1
+    return runs

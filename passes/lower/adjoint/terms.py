@@ -14,6 +14,7 @@ from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.types import TensorType
 from tilewright.passes.lower.adjoint.bodies import factors, live_body, substituted, used_params, wide
 from tilewright.passes.lower.adjoint.preimages import Preimage, mentioned, placed, preimage
+from tilewright.passes.lower.adjoint.tabulated import Run, bent_line
 from tilewright.passes.lower.lowering import (
     added,
     dim_names,
@@ -76,6 +77,12 @@ def summed_to(b: Builder, term: Term, read: Sequence[Expr], target: TensorType) 
     fixed = [d for d, e in enumerate(read) if isinstance(e, int) and target.shape[d] > 1]
     if fixed:
         return _at_fixed_places(b, term, read, kind, fixed)
+    bent = bent_line(read, term.domain)
+    if bent is not None:
+        line, runs = bent
+        pieces = [_along(b, term, read, target, line, run) for run in runs]
+        sums = [v for v in pieces if v is not None]
+        return total(b, sums, kind.dtype) if sums else None
     p = preimage(read, term.domain, target.shape)
     most = _MOST_VISITED * max(prod(term.domain.values()), target.size)
     if p is None or p.visited > most:
@@ -83,6 +90,20 @@ def summed_to(b: Builder, term: Term, read: Sequence[Expr], target: TensorType) 
     if any(isinstance(e, int) for e in p.zeros):
         return None
     return _inverted(b, term, p, kind)
+
+
+def _along(
+    b: Builder, term: Term, read: Sequence[Expr], target: TensorType, line: str, run: Run
+) -> Value | None:
+    """The sums over a run of places along a dimension of the domain, in which its index never falls."""
+    place: Expr = run.last - Sym(line) if run.falls else Sym(line) + run.first
+    extent = run.last - run.first + 1
+    domain = {k: extent if k == line else n for k, n in term.domain.items()}
+    ranges = {k: (0, n - 1) for k, n in domain.items()}
+    at = {line: place}
+    inputs = tuple(replace(x, read=placed(x.read, at, ranges)) for x in term.inputs)
+    part = Term(domain, inputs, substituted(term.body, at, ranges))
+    return summed_to(b, part, placed(read, at, ranges), target)
 
 
 def _at_fixed_places(

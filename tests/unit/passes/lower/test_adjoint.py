@@ -30,6 +30,7 @@ def ops_of_adjoint(name, arrays, **attrs):
         "dense",
         "softmax",
         "max_pool2d",
+        "adaptive_max_pool2d",
         "prod",
         "cumprod",
         "take",
@@ -72,6 +73,11 @@ def test_an_adjoint_of_an_adjoint(drawer):
 )
 def test_inverse_reads_need_no_scatter(name, arrays, attrs, expected):
     assert ops_of_adjoint(name, arrays, **attrs) == expected
+
+
+def test_reflections_need_no_scatter():
+    names = ops_of_adjoint("pad", [normal(5, 7)], pad_before=(2, 3), pad_after=(1, 2), pad_mode="reflect")
+    assert set(names) == {"map"}
 
 
 def test_only_what_is_asked_for_is_computed():
