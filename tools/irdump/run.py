@@ -129,7 +129,8 @@ def _goes_to_the_plan(arguments: argparse.Namespace, source: IrSource, target: T
     if any(f.level is Level.PLAN for f in source.module.funcs):
         return False
     constants = (op for f in source.module.funcs for op in walk(f.body) if op.name == "graph.constant")
-    return all(op["name"] in source.module.constants for op in constants)
+    named = [*(op["name"] for op in constants), *source.module.state_names]
+    return all(name in source.module.constants for name in named)
 
 
 def official_to(source: IrSource, level: str, language: str, **choices: str) -> Pipeline:

@@ -170,3 +170,14 @@ def test_state_without_its_constant_or_of_a_name_twice_is_refused_in_one_sentenc
     wrong = MOMENTUM.with_constants(Constants({**MOMENTUM.constants, "a": np.zeros(3, np.float32)}))
     with pytest.raises(InputError, match=r"state 'a': expected a constant of f32\[8\], got float32\[3\]"):
         tw.compile(wrong, "opencl")
+
+
+def test_state_keeps_its_dtype_where_values_have_16_bits():
+    module = module_of(
+        "%0 = graph.dense(%x, %a) : f32[8, 8]\n%1 = graph.subtract(%b, %0) : T", "%0, %a, %1",
+        "[[1, 1], [2, 2]]", 3, "8, 8",
+    )  # fmt: skip
+    lowered = lower(module, resolve_target("opencl"), precision="fp16")
+    plan = build(lowered, progress=False)
+    assert [b.dtype for b in plan.states] == ["float32", "float32"]
+    assert any(b.dtype == "float16" for b in plan.buffers)

@@ -25,7 +25,7 @@ def device():
     opened.give_back()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(module=state_modules())
 def test_steps_of_random_programs_are_those_of_the_interpreter_bit_by_bit(device, module):
     compiled = tw.compile(module, "opencl", progress=False)
