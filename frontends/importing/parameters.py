@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tilewright.ir.nodes import Module, Op, Value
 from tilewright.ir.opdef import op_def
@@ -10,6 +10,8 @@ from tilewright.ir.types import FLOATS
 
 #: operands of this name start are running statistics: training updates them, but not along a gradient
 STATISTIC = "moving_"
+#: operands that an op reads only where an attribute says so, by the name of that attribute
+SWITCHED = {"gamma": "scale", "beta": "center"}
 
 
 def with_parameters(module: Module, weights: Collection[str], numbers: Collection[Value] = ()) -> Module:
@@ -24,16 +26,18 @@ def parameter_names(
     """The constants among `weights` that are parameters, in the order of the ops.
 
     Weights that are no floats (tables of indices, quantised values) are none, and neither are weights that
-    become a running statistic of a normalisation or one of `numbers` through ops on constants alone.
+    become a running statistic of a normalisation or one of `numbers` through ops on constants alone, or that
+    nothing reads but a normalisation without its factor or its shift.
     """
     others = _sources(ops, numbers)
+    used = {v for op in ops for v in _read(op)} - others
     named = {
         str(op["name"]): None
         for op in ops
         if op.name == "graph.constant"
         and op["name"] in weights
         and op.result.tensor.dtype in FLOATS
-        and op.result not in others
+        and op.result in used
     }
     return tuple(named)
 
@@ -51,3 +55,12 @@ def _sources(ops: Sequence[Op], numbers: Collection[Value]) -> set[Value]:
         if any(r in out for r in op.results):
             out.update(op.operands)
     return out
+
+
+def _read(op: Op) -> Iterator[Value]:
+    """The operands on which the results of an op depend."""
+    names = op_def(op.name).operands
+    for place, v in enumerate(op.operands):
+        switch = SWITCHED.get(names[place]) if place < len(names) else None
+        if switch is None or op.get(switch, True) is not False:
+            yield v

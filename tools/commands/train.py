@@ -40,6 +40,9 @@ def train_network(a: argparse.Namespace) -> None:
     """Train, print records, write what was asked for."""
     if a.plot:
         require_plot(a.plot)
+    for path in filter(None, (a.checkpoint, a.output, a.plot)):
+        if not file_path(path).parent.is_dir():
+            raise InputError("no such folder to write to", where=str(file_path(path).parent))
     if a.resume and not Path(a.checkpoint).exists():
         raise InputError("no such file to resume from", where=a.checkpoint)
     network = with_batch(load_network(a), a.batch)

@@ -186,6 +186,7 @@ def test_another_batch_is_an_option(data, capsys):
         (["--loss", "hinge"], "--loss: invalid choice"),
         (["--resume"], "--resume: expected --checkpoint with this option"),
         (["--resume", "--checkpoint", "absent.safetensors"], "no such file to resume from"),
+        (["--checkpoint", "/no/such/c.safetensors"], "/no/such: no such folder to write to"),
         (["--momentum", "0.5"], "--momentum: expected --optimizer sgd or --optimizer rmsprop"),
         (["--lr", "-1"], "--lr: expected a number of 0 or more, got '-1'"),
         (["--steps", "4", "--epochs", "4"], "not allowed with"),
