@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,5 +72,5 @@ define(
     attrs=_ATTRS,
     infer=_infer,
     evaluate=lambda x, a: _evaluate(x, a, (np.multiply, np.logical_and)),
-    facts=_SCAN,
+    facts=replace(_SCAN, gradient=Gradient.DERIVED),
 )

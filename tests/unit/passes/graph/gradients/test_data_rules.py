@@ -102,6 +102,16 @@ def test_running_products_of_zeros(zeros, exclusive):
     agrees("cumprod", x, axis=1, exclusive=exclusive)
 
 
+@pytest.mark.parametrize("name", ["cumprod", "prod"])
+@pytest.mark.parametrize("x", [[0, 2, 3], [0, 0, 3], [2, 0, 4, 0, 3]])
+def test_second_order_at_zeros(name, x):
+    """Two factors have a mixed derivative where one of them is zero."""
+    attrs = {"axis": 0} if name == "cumprod" else {"axis": (0,), "keepdims": False}
+    x = np.float32(x)
+    scalar, weights = scalar_module(module_of(name, [x], **attrs))
+    check_gradient(tw.grad(scalar, "x0", value=False), [x, *weights], ["x0"])
+
+
 def test_padding_with_an_operand():
     pads = {"pad_before": (1, 0), "pad_after": (2, 3)}
     agrees("pad", floats(2, 3), floats(), wrt=("x0", "x1"), **pads)
