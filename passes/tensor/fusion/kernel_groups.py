@@ -340,13 +340,8 @@ def _fits_rows(op: Op, g: KernelGroup) -> bool:
     rows = rows_of([*g.ops, op], g.anchor)
     if rows is None or op not in rows:
         return False
-    return len(rows[op]) == len(domain(op)) or _row_bytes(g.anchor) <= MAX_ROW_BYTES
-
-
-def _row_bytes(anchor: Op) -> int:
-    """Bytes that a reduction reads of its largest operand for one result."""
-    widest = max((itemsize(v.tensor.dtype) for v in anchor.operands), default=0)
-    return prod(dims(anchor, "red").values()) * widest
+    widest = max((itemsize(v.tensor.dtype) for v in op.operands), default=0)
+    return widest * prod(n for d, n in domain(op).items() if d not in rows[op]) <= MAX_ROW_BYTES
 
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
