@@ -136,7 +136,7 @@ class StatefulReference(HoldsState, ReferenceExecutable):
 
     def __call__(self, /, *inputs: Any, **named: Any) -> list[np.ndarray]:
         """Results of one step by reference semantics, for inputs by position or by name."""
-        arrays = self._ordered(self.input_names, inputs, named)
+        arrays = self._ordered(self.input_names if named else (), inputs, named)
         with self._turn:
             results, new = interpret_step(
                 self.module, arrays, {n: self._store.read(n) for n in self.module.state_names}

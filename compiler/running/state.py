@@ -208,21 +208,30 @@ class HoldsState:
     def _ordered(
         self, names: Sequence[str], inputs: Sequence[object], named: Mapping[str, object]
     ) -> Sequence[object]:
-        """The inputs of a run in their order, checked; a learning rate `lr` among the named ones is state."""
-        if RATE in named and RATE not in names:
-            rate = {RATE: named[RATE]}
-            named = {n: x for n, x in named.items() if n != RATE}
-            if RATE not in self._store.buffers:
-                raise InputError(
-                    "expected no lr, the learning rate of this step is none of its state: a schedule gives it"
-                )
+        """The inputs of a run in their order, checked; a learning rate `lr` among the named ones is state.
+
+        names: of the inputs, needed where some are given by name.
+        """
+        rate = None
+        if named:
+            if RATE in named and RATE not in names:
+                rate = self._rate(named[RATE])
+                named = {n: x for n, x in named.items() if n != RATE}
             inputs = in_order(names, inputs, named)
-            self._rules.check(inputs)
-            self._store.write(RATE, np.asarray(rate[RATE], np.float32))
-            return inputs
-        inputs = in_order(names, inputs, named) if named else inputs
         self._rules.check(inputs)
+        if rate is not None:
+            self._store.write(RATE, rate)
         return inputs
+
+    def _rate(self, value: object) -> np.ndarray:
+        """A learning rate as the state holds it; raises InputError where it is none."""
+        if RATE not in self._store.buffers:
+            raise InputError(
+                "expected no lr, the learning rate of this step is none of its state: a schedule gives it"
+            )
+        if not isinstance(value, int | float | np.floating) or not 0 <= value < float("inf"):
+            raise InputError(f"expected a learning rate of 0 or more, got {value!r:.100}")
+        return np.asarray(value, np.float32)
 
     def _accept(self, results: Sequence[Any]) -> None:
         """Raise InputError where the step asks for it and the run, waited for, changed nothing."""

@@ -83,7 +83,7 @@ class StatefulExecutable(HoldsState, Executable):
         `float(loss)`, `loss.numpy()` and `np.asarray(loss)` wait. Results stay what they are when later steps
         have run. Inputs are copied before the call returns. Devices that cannot queue work wait here.
         """
-        arrays = self._ordered(self.input_names, inputs, named)
+        arrays = self._ordered(self.input_names if named else (), inputs, named)
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)
@@ -100,7 +100,7 @@ class StatefulExecutable(HoldsState, Executable):
 
     def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Results of one step, waited for; otherwise as `step`."""
-        arrays = self._ordered(self.input_names, inputs, named)
+        arrays = self._ordered(self.input_names if named else (), inputs, named)
         with self._working() as pool, pool.lent() as instance:
             results = instance.run(arrays)
         self._accept(results)

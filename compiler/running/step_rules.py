@@ -18,6 +18,10 @@ REFUSED = "refused"
 RATE = "lr"
 
 
+#: dtypes of labels, and those of the same bits without sign
+_UNSIGNED = {np.dtype(f"i{n}"): np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
+
+
 @dataclass(frozen=True)
 class LabelRange:
     """The numbers that an input of integers may hold: from low to below high, and `ignored`."""
@@ -29,9 +33,13 @@ class LabelRange:
 
     def check(self, value: object) -> None:
         """Raise InputError where an array of the host holds another number; the first one is named."""
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or not value.size:
+        if not isinstance(value, np.ndarray) or not value.size:
             return
-        if int(value.min()) >= self.low and int(value.max()) < self.high:
+        unsigned = _UNSIGNED.get(value.dtype)
+        if unsigned is not None and self.low == 0:  # negative numbers are large then: one reduction suffices
+            if np.maximum.reduce(value.view(unsigned), axis=None) < self.high:
+                return
+        elif value.dtype.kind not in "iu":
             return
         wrong = (value < self.low) | (value >= self.high)
         if self.ignored is not None:

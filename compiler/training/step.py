@@ -276,10 +276,13 @@ class _Step:
         elif self.loss is not None and self.options.targets is None and types:
             asked = {"targets": Target(types[0])}
         given = {n: _type(n, t) for n, t in (self.options.targets or {}).items()}
-        if isinstance(self.loss, Loss) and given and list(given) != list(asked):
-            raise InputError(
-                f"expected targets {', '.join(asked)} for the loss {self.loss.name}, got {', '.join(given)}"
-            )
+        if isinstance(self.loss, Loss) and given:
+            if len(given) != len(asked):
+                raise InputError(
+                    f"expected {len(asked)} targets ({', '.join(asked)}) for the loss {self.loss.name}, got "
+                    f"{', '.join(given)}"
+                )
+            asked = dict(zip(given, asked.values(), strict=True))
         for name, target in asked.items():
             own = given.get(name, target.type)
             if own.shape != target.type.shape or (own.dtype in FLOATS) != (target.type.dtype in FLOATS):
