@@ -24,7 +24,8 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
     reductions accumulate in float32 whatever they read: that is their lowering's business. What a norm of a
     float32 tensor gives is stored narrow for all but the function's results and ops that must see float32, so
     that sums behind norms are narrow; sums before norms, which may grow from layer to layer, are not.
-    Parameters and results of the function keep their types.
+    Parameters and results of the function keep their types. In a function with state, a product of the type
+    of some state that is only read as float32 by explicit casts, as gradients of weights are, gives its sum.
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
@@ -38,8 +39,10 @@ class _Narrower:
         self.home: dict[Value, Value] = {}  # a value of the old function -> where its result is kept
         self.versions: dict[tuple[Value, str], Value] = {}  # kept value, dtype -> the same numbers so typed
         self.constants: set[Value] = set()
+        self.wide: set[Op] = set()  # products that give float32
 
     def func(self, func: Func) -> Func:
+        self.wide = _sums(func) if func.updates else set()
         self.home.update({p: p for p in func.params})
         for op in func.body.ops:
             with self.b.at(op.loc):
@@ -53,7 +56,10 @@ class _Narrower:
         operands = [self.typed(v, self.wanted(op, v)) for v in op.operands]
         types = [r.type for r in op.results] if op.name == "graph.constant" else None
         hint = op.results[0].hint if op.results else ""
-        results = self.b.emit(op.name, operands, dict(op.attrs), types=types, hint=hint)
+        attrs = dict(op.attrs)
+        if op in self.wide and operands[0].tensor.dtype == self.dtype:
+            attrs["out_dtype"] = "f32"
+        results = self.b.emit(op.name, operands, attrs, types=types, hint=hint)
         self.home.update(zip(op.results, results, strict=True))
         if facts_of(op.name).precision is Precision.BOUNDED:
             self.narrow(op.results[0])
@@ -94,3 +100,20 @@ class _Narrower:
             if stored in self.constants:
                 self.constants.add(self.versions[key])
         return self.versions[key]
+
+
+def _sums(func: Func) -> set[Op]:
+    """The products of types of the state whose results nothing reads but casts to float32."""
+    state = {func.params[p].type for p, _ in func.updates}
+    readers: dict[Value, list[Op]] = {}
+    for op in func.body.ops:
+        for v in op.operands:
+            readers.setdefault(v, []).append(op)
+    return {
+        op
+        for op in func.body.ops
+        if facts_of(op.name).precision is Precision.NARROW
+        and op.get("out_dtype", "") is None
+        and op.results[0].type in state
+        and all(x.name == "graph.cast" and x["dtype"] == "f32" for x in readers.get(op.results[0], [op]))
+    }

@@ -69,7 +69,10 @@ def test_losses_and_updates_are_wide_in_16_bits():
     ops = [op for op in narrow.main.body.ops if op.loc in ("loss", "optimizer")]
     computing = [op for op in ops if op.name not in ("graph.cast", "graph.constant")]
     assert {r.tensor.dtype for op in computing for r in op.results} <= {"f32", "i32", "u32", "bool"}
-    assert {op.result.tensor.dtype for op in narrow.main.body.ops if op.name == "graph.dense"} == {"f16"}
+    products = [op for op in narrow.main.body.ops if op.name in ("graph.dense", "graph.matmul")]
+    assert {op.operands[0].tensor.dtype for op in products} == {"f16"}
+    # Both layers, the gradient of what lies between them, and those of the weights, which stay sums.
+    assert [op.result.tensor.dtype for op in products] == ["f16", "f16", "f16", "f32", "f32"]
 
 
 def test_a_step_is_a_module_like_any_other():
