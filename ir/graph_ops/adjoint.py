@@ -24,9 +24,14 @@ def evaluate_with(evaluate: Evaluate) -> None:
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     definition = op_def(str(attrs["of"]))
+    smooth = definition.facts is not None and definition.facts.gradient in (Gradient.RULE, Gradient.DERIVED)
+    require(smooth, f"expected a graph op that is differentiable, got {attrs['of']}")
     require(definition.infer is not None, f"expected an op whose results are inferred, got {attrs['of']}")
     assert definition.infer is not None
     given, count = attrs["given"], len(types) - len(attrs["given"])
+    require(count >= 0, f"expected {len(given)} cotangents behind the operands, got {len(types)} tensors")
+    for key in ("given", "wrt"):
+        require(len(set(attrs[key])) == len(attrs[key]), f"expected distinct positions in '{key}'")
     operands, cotangents = types[:count], types[count:]
     results = definition.infer(operands, dict(definition.complete(attrs["attrs"].as_dict())))
     for position, t in zip(given, cotangents, strict=True):
@@ -35,6 +40,7 @@ def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
             t == results[position],
             f"expected the cotangent of result {position} to be {results[position]}, got {t}",
         )
+        require(t.dtype in FLOATS, f"expected cotangents of results of floats, result {position} is {t}")
     out = []
     for position in attrs["wrt"]:
         require(0 <= position < count, f"{attrs['of']} has {count} operands, not {position}")

@@ -1,5 +1,8 @@
 """What derived adjoints are lowered to, adjoints of adjoints, and kernels made of them."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -109,6 +112,42 @@ def test_an_operand_that_is_given_twice_is_two():
     a, b = tw.interpret(module, x, np.ones(3, np.float32))
     np.testing.assert_array_equal(a, x)
     np.testing.assert_array_equal(b, x)
+
+
+FILE = """module @m {
+  graph.func @main(%x: f32[3], %g: f32[3]) -> f32[3] {
+    %0 = graph.adjoint(%x, %g, of = "graph.tanh", attrs = (), wrt = [0], given = [0]) : f32[3]
+    graph.return(%0)
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"graph.tanh"', '"graph.tan_h"'), r"unknown op 'graph.tan_h'"),
+        (('"graph.tanh"', '"graph.floor"'), r"expected a graph op that is differentiable, got graph.floor"),
+        (('"graph.tanh"', '"scalar.tanh"'), r"expected a graph op that is differentiable, got scalar.tanh"),
+        (("given = [0]", "given = [0, 1, 2]"), r"expected 3 cotangents behind the operands, got 2 tensors"),
+        (("given = [0]", "given = [1]"), r"graph.tanh has 1 results, not 1"),
+        (("wrt = [0]", "wrt = [2]"), r"graph.tanh has 1 operands, not 2"),
+        (("wrt = [0]", "wrt = [0, 0]"), r"expected distinct positions in 'wrt'"),
+        (("%g: f32[3]", "%g: f32[2]"), r"expected the cotangent of result 0 to be f32\[3\], got f32\[2\]"),
+    ],
+)
+def test_bad_adjoints(change, message):
+    with pytest.raises(tw.InputError, match=message):
+        tw.verify(tw.parse(FILE.replace(*change)))
+
+
+def test_the_public_interpreter_knows_adjoints_by_itself(tmp_path):
+    (tmp_path / "adjoint.ir").write_text(FILE)
+    code = (
+        "import numpy as np, tilewright as tw; x = np.zeros(3, np.float32)\n"
+        f"print(tw.interpret(tw.parse(open({str(tmp_path / 'adjoint.ir')!r}).read()), x, x + 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[array([2., 2., 2.], dtype=float32)]\n"
 
 
 def test_empty_tensors():
