@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Op, Value
-from tilewright.ir.simplify import linear
+from tilewright.ir.simplify import Ranges, linear
 from tilewright.ir.thread.launch_ops import constant_params, late_params
 from tilewright.ir.types import ScalarType
 
@@ -111,9 +111,24 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
         extents[name] = min(extents[name], bound)
     ranges = {name: (0, max(0, n - 1)) for name, n in extents.items()}
     extents = {name: n for name, n in extents.items() if n > 1}
+    index, shape = _index(store), buffer.tensor.shape
+    # Indices that are quotients and remainders of one number are that number again in row-major order.
+    address: Expr = 0
+    for e, n in zip(index, shape, strict=True):
+        address = address * n + e
+    return _tell_apart(index, extents, ranges, value.lanes) or _tell_apart(
+        (address,), extents, ranges, value.lanes
+    )
+
+
+def _tell_apart(index: Sequence[Expr], extents: Mapping[str, int], ranges: Ranges, lanes: int) -> bool:
+    """Whether an index tells apart all values of the variables of these extents, each with so many lanes.
+
+    It does where every variable is a digit of one dimension: it moves further than all smaller ones together.
+    """
     digits: list[list[tuple[int, int]]] = []  # per dimension the factors and extents of its variables
     seen: set[str] = set()
-    for e in _index(store):
+    for e in index:
         terms = []
         for atom, factor in linear(e, ranges).terms:
             if not isinstance(atom, Sym) or atom.name in seen or atom.name not in extents or factor <= 0:
@@ -124,7 +139,7 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
     if seen != set(extents):
         return False
     for place, terms in enumerate(digits):
-        span = value.lanes if place == len(digits) - 1 else 1
+        span = lanes if place == len(digits) - 1 else 1
         for factor, extent in terms:
             if factor < span:
                 return False

@@ -121,6 +121,7 @@ ONE_THREAD = "thread.if(mask = [[tid, 0, 1]]) {"
         (copy("bid.x * 32", between=ONE_THREAD) + "\n}", 32, False),  # all read what one of them writes
         (copy("bid.x * 32 + tid") + "\n%1 = thread.load(%x, at = [bid.x * 32 + tid]) : f32", 32, False),
         (copy("bid.x * 32 + tid * 4", lanes=4), 8, True),
+        (copy("(bid.x * 32 + tid) // 8 * 8 + (bid.x * 32 + tid) % 8"), 32, True),
         (copy("bid.x * 32 + tid * 2", lanes=4), 15, False),  # vectors that overlap
     ],
 )

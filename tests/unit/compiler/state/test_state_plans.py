@@ -172,6 +172,18 @@ def test_state_without_its_constant_or_of_a_name_twice_is_refused_in_one_sentenc
         tw.compile(wrong, "opencl")
 
 
+def test_an_update_from_a_transposed_gradient_is_in_place():
+    text = """module @step {
+      graph.func @main(%g: f32[16, 9, 24], %w: f32[16, 24, 9], updates = [[1, 0]]) -> f32[16, 24, 9] {
+        %0 = graph.transpose(%g, axes = [0, 2, 1]) : f32[16, 24, 9]
+        %1 = graph.subtract(%w, %0) : f32[16, 24, 9]
+        graph.return(%1)
+      }
+    }"""
+    lowered = lower(parse(text), resolve_target("cuda:sm_90a"))
+    assert [f.name for f in lowered.thread.funcs if f.name.startswith("store_")] == []
+
+
 def test_state_keeps_its_dtype_where_values_have_16_bits():
     module = module_of(
         "%0 = graph.dense(%x, %a) : f32[8, 8]\n%1 = graph.subtract(%b, %0) : T", "%0, %a, %1",
