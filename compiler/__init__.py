@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tilewright.passes.graph.gradients.differentiate import grad
     from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
-    from tilewright.running.interpreting import interpret
+    from tilewright.running.interpreting import interpret, interpret_step
     from tilewright.running.loading import load
     from tilewright.training import losses, optim, schedules
     from tilewright.training.step import train_step
@@ -41,6 +41,7 @@ __all__ = [
     "frontends",
     "grad",
     "interpret",
+    "interpret_step",
     "load",
     "losses",
     "optim",
@@ -64,7 +65,7 @@ _HOMES = {
         "UnsupportedError",
         "WorkError",
     ),
-    "tilewright.running.interpreting": ("interpret",),
+    "tilewright.running.interpreting": ("interpret", "interpret_step"),
     "tilewright.levels": ("parse", "show", "verify"),
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.gradients.differentiate": ("grad",),

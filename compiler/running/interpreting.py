@@ -8,9 +8,10 @@ import numpy as np
 
 from tilewright.ir import interpret
 from tilewright.ir.graph_ops.adjoint import evaluate_with
+from tilewright.ir.interpreter.step import interpret_step
 from tilewright.ir.opdef import Attrs
 
-__all__ = ["interpret"]
+__all__ = ["interpret", "interpret_step"]
 
 
 def _evaluate_adjoint(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
