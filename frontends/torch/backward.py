@@ -36,6 +36,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table[_aten._adaptive_avg_pool2d_backward.default] = _adaptive_avg_pool2d_backward
     table[_aten.upsample_nearest2d_backward.default] = _nearest_backward
     table[_aten.upsample_bilinear2d_backward.default] = _bilinear_backward
+    table[_aten.replication_pad2d_backward.default] = _replication_pad2d_backward
     return table | random_decompositions()
 
 
@@ -183,6 +184,16 @@ def _nearest_backward(
         source = (torch.arange(made, device=g.device, dtype=torch.float32) * step).floor()
         source = torch.clamp(source, max=extent - 1)[:, None]
         place = torch.arange(extent, device=g.device, dtype=torch.float32)[None, :]
+        sides.append((source == place).to(g.dtype))
+    return sides[0].t().matmul(g).matmul(sides[1])
+
+
+def _replication_pad2d_backward(g: Any, x: Any, padding: Sequence[int]) -> Any:
+    """The sums over the elements that repeat each: two products with matrices of ones and zeros."""
+    sides = []
+    for d, first in ((-2, padding[2]), (-1, padding[0])):
+        source = torch.clamp(torch.arange(g.shape[d], device=g.device) - first, 0, x.shape[d] - 1)[:, None]
+        place = torch.arange(x.shape[d], device=g.device)[None, :]
         sides.append((source == place).to(g.dtype))
     return sides[0].t().matmul(g).matmul(sides[1])
 

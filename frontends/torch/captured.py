@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from tilewright.frontends.torch.survey import draws
+
 #: operators whose numbers depend on the shapes of their operands, never on their values
 _DRAWS = ("bernoulli.p", "rand.default", "randn.default", "rand_like.default", "randn_like.default")
 #: draws new random numbers of torch's generator
@@ -16,34 +18,39 @@ Draw = Callable[[], Any]
 def take_out_draws(graph: Any) -> list[Draw]:
     """Make random numbers further inputs of a captured graph; what draws them, in the order of the inputs.
 
-    Draws that depend on values stay where they are.
+    Where one draw depends on values, all stay where they are: torch's order of draws is one order.
     """
     torch = import_module("torch")
     aten = torch.ops.aten
     named = (name.split(".") for name in _DRAWS)
     targets = {getattr(getattr(aten, packet), overload) for packet, overload in named}
-    draws: list[Draw] = []
+    nodes = [n for n in graph.graph.nodes if n.op == "call_function" and draws(n)]
+    arguments = {n: [_fixed(torch, a) for a in n.args] for n in nodes}
+    if any(n.target not in targets or None in arguments[n] or _varies(torch, n) for n in nodes):
+        return []
+    out: list[Draw] = []
     inputs = list(graph.graph.find_nodes(op="placeholder"))
     last = inputs[-1] if inputs else None
-    for node in [n for n in graph.graph.nodes if n.op == "call_function" and n.target in targets]:
-        fixed = [_fixed(torch, a) for a in node.args]
-        if None in fixed or any(isinstance(a, torch.fx.Node) for a in node.kwargs.values()):
-            continue
+    for node in nodes:
         place = graph.graph.inserting_before(next(iter(graph.graph.nodes)))
         if last is not None:
             place = graph.graph.inserting_after(last)
         with place:
-            last = graph.graph.placeholder(f"random_{len(draws)}")
+            last = graph.graph.placeholder(f"random_{len(out)}")
         last.meta = dict(node.meta)
         node.replace_all_uses_with(last)
         graph.graph.erase_node(node)
         # in place, as dropout draws: the other form draws in row-major order
         target = aten.bernoulli_.float if node.target is aten.bernoulli.p else node.target
-        draws.append(_draw(target, fixed, dict(node.kwargs)))
-    if draws:
+        out.append(_draw(target, arguments[node], dict(node.kwargs)))
+    if out:
         graph.graph.eliminate_dead_code()
         graph.recompile()
-    return draws
+    return out
+
+
+def _varies(torch: Any, node: Any) -> bool:
+    return any(isinstance(a, torch.fx.Node) for a in node.kwargs.values())
 
 
 def _fixed(torch: Any, argument: Any) -> Callable[[], Any] | None:

@@ -82,3 +82,10 @@ def test_dropout_scales_what_it_keeps():
         y, mask = TABLE[aten.native_dropout.default](x, p, train)
         assert torch.equal(y, x * kept)
         assert bool(mask.all()) is kept
+
+
+@pytest.mark.parametrize("padding", [(1, 2, 0, 3), (-1, 2, 1, -2)])
+def test_padding_with_the_nearest(padding):
+    x = random(2, 3, 6, 5)
+    g = torch.randn_like(aten.replication_pad2d(x, padding))
+    same(aten.replication_pad2d_backward.default, g, x, [*padding])

@@ -370,3 +370,34 @@ def test_a_step_draws_and_tracks_and_its_inference_does_not():
     everything = tw.train_step(network, "mse", tw.optim.sgd(lr=0.1), trainable="*", seed=9)
     assert everything.parameters == s.parameters
     assert [op.name for op in s.inference().main.body.ops if "dropout" in op.name] == ["graph.dropout"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_compiled_step_draws_and_tracks_what_the_interpreter_does(precision):
+    shapes = {"k": (4, 1, 3, 3), "w": (3, 4), "g": (4,), "b": (4,), "m": (4,), "v": (4,)}
+    constants = "".join(
+        f'%{n} = graph.constant(name = "{n}") : f32[{", ".join(map(str, s))}]\n' for n, s in shapes.items()
+    )
+    network = tw.parse(f"""module @m(parameters = ["k", "w", "g", "b"]) {{
+      graph.func @main(%x: f32[8, 1, 6, 6]) -> f32[8, 3] {{
+        {constants}
+        %1 = graph.conv2d(%x, %k) : f32[8, 4, 4, 4]
+        %2 = graph.batch_norm(%1, %g, %b, %m, %v) : f32[8, 4, 4, 4]
+        %3 = graph.relu(%2) : f32[8, 4, 4, 4]
+        %4 = graph.dropout(%3, rate = 0.5) : f32[8, 4, 4, 4]
+        %5 = graph.mean(%4, axis = [2, 3], keepdims = false) : f32[8, 4]
+        %6 = graph.dense(%5, %w) : f32[8, 3]
+        graph.return(%6)
+      }}
+    }}""").with_constants(Constants({n: RNG.uniform(1, 2, s).astype(np.float32) for n, s in shapes.items()}))
+    s = tw.train_step(network, "cross_entropy", tw.optim.sgd(lr=0.1), loss_scale=None, seed=9)
+    state = initial(s)
+    limit = {"fp32": 1e-5, "fp16": 2e-2}[precision]
+    with tw.compile(s, "opencl", precision=precision) as exe:
+        for _ in range(3):
+            x = RNG.normal(size=(8, 1, 6, 6)).astype(np.float32)
+            labels = RNG.integers(0, 3, 8).astype(np.int32)
+            (wanted,), state = step(s, x, labels, state=state)
+            np.testing.assert_allclose(np.asarray(exe.step(x, labels)), wanted, rtol=limit)
+        for name, value in state.items():
+            np.testing.assert_allclose(exe.state[name], value, rtol=limit, atol=limit)
