@@ -1,5 +1,6 @@
 """The table of docs/gradients.md says of every op how it is differentiated; `--update-golden` renews it."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -47,3 +48,10 @@ def test_the_table_is_that_of_the_facts(update_golden):
         PAGE.write_text(renewed, encoding="utf-8")
         return
     assert text == renewed, "docs/gradients.md: another table (pytest --update-golden renews it)"
+
+
+def test_the_code_of_the_page_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    names: dict[str, object] = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert list(names["gradient"]) == [2, -4, 6]
