@@ -101,8 +101,12 @@ class StatefulExecutable(HoldsState, Executable):
     def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Results of one step, waited for; otherwise as `step`."""
         arrays = self._ordered(self.input_names if named else (), inputs, named)
-        with self._working() as pool, pool.lent() as instance:
-            results = instance.run(arrays)
+        try:
+            with self._working() as pool, pool.lent() as instance:
+                results = instance.run(arrays)
+        except DeviceError:
+            self._stepping = None  # the plan that failed is closed
+            raise
         self._accept(results)
         return results
 

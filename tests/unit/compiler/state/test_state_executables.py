@@ -15,6 +15,8 @@ from tilewright.ir.interpreter.step import initial_state, interpret_step
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.running.stateful import StatefulExecutable
 from tilewright.runtime.errors import DeviceError
+from tilewright.runtime.interface.lazy import LazyArray, ready
+from tilewright.runtime.null.device import NullPlan
 
 X = np.arange(8, dtype=np.float32)
 READER = module_of("%0 = graph.add(%a, %x) : T", "%0, %a, %b", "[[1, 1], [2, 2]]", 3)
@@ -90,8 +92,6 @@ def test_results_of_steps_stay_what_they_are(exe):
 
 
 def test_a_single_number_reads_as_one(compiled):
-    from tilewright.runtime.interface.lazy import LazyArray, ready
-
     asked = []
 
     def fetch() -> np.ndarray:
@@ -288,6 +288,30 @@ def test_a_run_that_fails_says_that_the_state_is_lost_until_it_is_loaded(tmp_pat
     exe.load_state(tmp_path / "state")
     assert all_state(exe) == before
     exe(X)
+
+
+def test_a_plan_that_failed_takes_no_more_steps(monkeypatch):
+    opened = OpenedDevice("null")
+    device = opened.take()
+    exe = StatefulExecutable(tw.compile(MOMENTUM, "null").artifact, "null", device=opened)
+    monkeypatch.setattr(
+        NullPlan, "step", lambda self, inputs: tuple(map(ready, self.run(inputs))), raising=False
+    )
+    exe.step(X)
+    before = all_state(exe)
+    device.fail("launch")
+    with pytest.raises(DeviceError, match="failed, as asked for"):
+        exe(X)
+    for name, value in before.items():
+        exe.state[name] = np.frombuffer(value, np.float32)
+    exe.step(X)
+    device.fail("launch")
+    with pytest.raises(DeviceError, match="failed, as asked for"):
+        exe.step(X)
+    for name, value in before.items():
+        exe.state[name] = np.frombuffer(value, np.float32)
+    exe.step(X)
+    assert all_state(exe) == before
 
 
 def test_times_that_fail_bring_the_state_back():
