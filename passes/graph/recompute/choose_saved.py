@@ -71,10 +71,12 @@ def choose_saved(
         raise InputError(f"expected checkpoint auto, none or blocks, got {mode!r}", where=f"@{main.name}")
     if type(budget) is not int or budget < 0:
         raise InputError(f"expected memory_budget in bytes, got {budget!r}", where=f"@{main.name}")
+    if mode == "none" and not budget:
+        return module
     choices = _Choices(main, ctx.hardware or load_hardware(ctx.target), ctx, tf32)
     if mode == "none":
         choice = choices.everything
-        if budget and choice.view.peak_bytes > budget:
+        if choice.view.peak_bytes > budget:
             raise choices.too_small(budget, choice.view.peak_bytes)
     elif mode == "blocks":
         choice = choices.within(budget, choices.by_segments())
