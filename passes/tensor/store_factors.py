@@ -36,6 +36,9 @@ def store_factors(
         -->   %p = call(%x, callee = @conv_factor): the padded copy of %x; call(%p, callee = @conv),
               whose tensor.contract reads %p at [c, y + r]
 
+    Of state, which no pass can store in another order beforehand, what a product reads with its columns apart
+    becomes a copy with its columns side by side: rows of it are vectors then.
+
     Of a factor that is read in steps, as of a 1x1 convolution with strides, what is read becomes dense.
 
     A work-item of a CPU has no others to share such a tile with, and bounds checks leave its vectors empty.
@@ -49,7 +52,8 @@ def store_factors(
     taken = {f.name for f in module.funcs}
     splits: dict[str, _Split] = {}
     for kernel in module.funcs:
-        if kernel.name != "main" and (split := _split(kernel, judge, taken)) is not None:
+        state = _given_state(module.main, kernel.name) if kernel.name != "main" else frozenset()
+        if kernel.name != "main" and (split := _split(kernel, judge, taken, state)) is not None:
             splits[kernel.name] = split
     if not splits:
         return module
@@ -82,10 +86,21 @@ class _Span:
     step: int
 
 
-def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Split | None:
+def _given_state(main: Func, kernel: str) -> frozenset[int]:
+    """The parameters of a kernel for which every call in @main gives state."""
+    state = {main.params[p] for p, _ in main.updates}
+    calls = [op for op in main.body.ops if isinstance(ref := op.get("callee"), Ref) and ref.name == kernel]
+    given = [{i for i, v in enumerate(op.operands) if v in state} for op in calls]
+    return frozenset(set.intersection(*given)) if given else frozenset()
+
+
+def _split(
+    kernel: Func, hardware: CpuHardware | None, taken: set[str], state: frozenset[int] = frozenset()
+) -> _Split | None:
     """A kernel's factors as kernels of their own; None where it keeps them.
 
-    hardware: what judges whether that is worth a launch; None takes it for granted.
+    hardware: what judges whether that is worth a launch; None takes it for granted. state: parameters that
+    are state.
     """
     products = [op for op in kernel.body.ops if op.name == "tensor.contract"]
     if len(products) != 1:
@@ -97,6 +112,15 @@ def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Spli
     for index in (0, 1):
         before = _made_before(kernel, product.operands[index])
         at, shape = _whole(product, index)
+        order = _columns_last(kernel, product, index, state)
+        if order is not None and (hardware is None or _worth(product, index, hardware)):
+            maker, position = _turned(kernel, product, index, order, taken)
+            makers.append(maker)
+            arguments.append(position)
+            factors.append(Value(maker.result_types[0], product.operands[index].hint))
+            turned = tuple(reads(product)[index][axis] for axis in order)
+            product = _reading(product, index, factors[-1], turned)
+            continue
         if before is None or not (before or at is not None):
             continue
         if hardware is not None and not _worth(product, index, hardware):
@@ -115,6 +139,34 @@ def _split(kernel: Func, hardware: CpuHardware | None, taken: set[str]) -> _Spli
     params = (*(kernel.params[i] for i in positions), *factors)
     reader = replace(kernel, body=Block(params, tuple(ops)))
     return _Split(tuple(makers), tuple(arguments), reader, positions)
+
+
+def _columns_last(kernel: Func, product: Op, index: int, state: frozenset[int]) -> tuple[int, ...] | None:
+    """The axes of a factor that is state, those of columns last; None where they are, or it is none."""
+    factor, at = product.operands[index], reads(product)[index]
+    if index != 1 or not any(kernel.params[i] is factor for i in state) or fills(product)[index] is not None:
+        return None
+    if not all(isinstance(e, Sym) for e in at) or len(set(at)) < len(at):
+        return None
+    columns = contract_roles(product).columns
+    beside = [axis for axis, e in enumerate(at) if isinstance(e, Sym) and e.name in columns]
+    order = (*(axis for axis in range(len(at)) if axis not in beside), *beside)
+    return order if beside and beside[-1] != len(at) - 1 else None
+
+
+def _turned(
+    kernel: Func, product: Op, index: int, order: tuple[int, ...], taken: set[str]
+) -> tuple[Func, tuple[int, ...]]:
+    """The kernel that stores a factor with its axes in another order, and the parameter that it takes."""
+    factor = product.operands[index]
+    param = Value(factor.type, factor.hint)
+    b = Builder(product.loc)
+    par = {f"p{place}": factor.tensor.shape[axis] for place, axis in enumerate(order)}
+    result = copied(b, param, par, tuple(Sym(f"p{order.index(axis)}") for axis in range(len(order))))
+    b.emit("tensor.return", (result,), types=())
+    name = kernel_name(b.ops[:1], taken)
+    position = next(i for i, p in enumerate(kernel.params) if p is factor)
+    return Func(Level.TENSOR, name, b.block((param,)), (result.tensor,)), (position,)
 
 
 def _made_before(kernel: Func, factor: Value) -> list[Op] | None:
