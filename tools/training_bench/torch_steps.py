@@ -79,7 +79,8 @@ class TorchStep:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with training_flags(torch, precision), clock.working(), deadline(limit_s, f"preparing {peer}"):
-            step = self._step(row, module, data, precision)
+            # A graph keeps neither weights nor inputs: whoever replays it must hold them, as the step does.
+            self._held = step = self._step(row, module, data, precision)
             for _ in range(_WARM_UP):
                 step()
             clock.finish()
@@ -141,4 +142,4 @@ class TorchStep:
 
     def close(self) -> None:
         """Drop weights, inputs and graphs."""
-        del self._graph, self._loss
+        del self._graph, self._loss, self._held
