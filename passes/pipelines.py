@@ -22,8 +22,9 @@ cse,
 dce
 """)
 
-#: reshapes sink below what follows products; products with constants on one input become one product
-PRODUCTS = Pipeline.parse("sink-reshapes, merge-products")
+#: reshapes sink below what follows products; products with constants on one input become one product, and so
+#: do sums of products of a backward pass
+PRODUCTS = Pipeline.parse("sink-reshapes, merge-products, sum-of-products")
 
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")

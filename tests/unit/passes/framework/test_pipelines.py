@@ -39,7 +39,7 @@ def test_passes_of_stages_are_replaced_and_left_out():
         ({"workspace": "any"}, "choose-algorithms{workspace=any}"),
         ({"conv_algorithm": "fft", "workspace": "any"}, "choose-algorithms{algorithm=fft}"),
         ({"precision": "tf32"}, "choose-algorithms{algorithm=direct}"),
-        ({"conv_algorithm": ""}, "merge-products"),
+        ({"conv_algorithm": ""}, "sum-of-products"),
     ],
 )
 def test_options_of_a_compilation_are_options_of_passes(given, text):
