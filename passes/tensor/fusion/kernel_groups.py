@@ -20,7 +20,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.analysis.backward_pass import LOSS, ops_before_boundary
+from tilewright.passes.analysis.backward_pass import ops_before_boundary
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
 from tilewright.passes.analysis.second_results import CACHED_ARRAY_BYTES
@@ -98,7 +98,6 @@ class _Builder:
         self.returned = set(func.body.ops[-1].operands)
         self.updating = _updating(func, self.readers)
         self.forward = ops_before_boundary(func)
-        self.trains = func.get(LOSS) is not None or bool(func.updates)
         self.communicated: KernelGroup | None = None  # the latest communication
 
     def group_of(self, v: Value) -> KernelGroup | None:
@@ -225,7 +224,7 @@ class _Builder:
         if op.name == "tensor.gather":
             return self._gather_fits(op, g, inside)
         if g.rows:
-            return _fits_rows(op, g) and not (self.trains and _outgrows(op, g))
+            return _fits_rows(op, g)
         if op.name != "tensor.map" or g.anchor.name in ORDERED or tuple(dims(op, "par").values()) != g.shape:
             return False
         return all(identity_read(op, i) and fills(op)[i] is None for i in inside)
@@ -343,16 +342,6 @@ def _fits_rows(op: Op, g: KernelGroup) -> bool:
         return False
     widest = max((itemsize(v.tensor.dtype) for v in op.operands), default=0)
     return widest * prod(n for d, n in domain(op).items() if d not in rows[op]) <= MAX_ROW_BYTES
-
-
-def _outgrows(op: Op, g: KernelGroup) -> bool:
-    """Return whether an op walks along more for a row of the group than a block can keep.
-
-    The row of a sum of parts is short, and the op may walk along all that the parts were summed of.
-    """
-    rows = prod(dims(g.anchor, "par").values())
-    widest = max(itemsize(v.tensor.dtype) for v in op.results)
-    return prod(domain(op).values()) * widest > MAX_ROW_BYTES * max(1, rows)
 
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
