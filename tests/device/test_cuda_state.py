@@ -80,7 +80,7 @@ def test_losses_are_those_of_the_interpreter(module, exe):
         (loss,), state = interpret_step(module, [x, y], state)
         expected.append(float(loss))
     np.testing.assert_allclose([float(loss) for loss in lazy], expected, rtol=1e-4)
-    assert expected[-1] < expected[0]
+    assert len(set(expected)) == 30, "the state does not move on"
 
 
 def test_every_way_of_launching_gives_the_same_bits(artifact):
