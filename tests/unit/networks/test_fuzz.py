@@ -1,6 +1,8 @@
 """The fuzzer: it draws every op, finds what is planted, and finds nothing in some seconds of graphs."""
 
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from tilewright.passes import pass_defs
 from tilewright.passes.graph.gradients.registry import GRADIENTS
 from tilewright.passes.lower.lowering import RULES
 from tilewright.tools.conformance.case import FAILED
-from tilewright.tools.fuzz.__main__ import fuzz, keep, kept, main
+from tilewright.tools.fuzz.__main__ import main
+from tilewright.tools.fuzz.campaign import fuzz, keep, kept
 from tilewright.tools.fuzz.check import check, fails
 from tilewright.tools.fuzz.generate import DRAWERS, UNDRAWN, draw, generate
 from tilewright.tools.fuzz.program import RandomGraph
@@ -104,6 +107,24 @@ def test_a_finding_is_kept_with_its_arrays(tmp_path):
     again, arrays = kept(keep(tmp_path, "case", module, program.inputs, "why"))
     assert equal(parse(show(module), constants=module.constants), again)
     assert all(np.array_equal(a, b) for a, b in zip(arrays, program.inputs, strict=True))
+
+
+def test_the_module_runs_in_processes():
+    """As users start it: what its processes run must have a name that they can import."""
+    command = [
+        sys.executable,
+        "-m",
+        "tilewright.tools.fuzz",
+        "--target",
+        "tensor",
+        "--seconds",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "graphs on tensor from seed 0: 0 findings" in done.stdout
 
 
 def test_the_command_counts_graphs(capsys):
