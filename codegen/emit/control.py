@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.codegen.emit.emission import Emission, EmittedValue, emitter
 from tilewright.ir.expr import Expr, Sym
-from tilewright.ir.nodes import Block, Op
+from tilewright.ir.nodes import Block, Op, Value
 
 
 @emitter("thread.loop")
@@ -46,12 +46,42 @@ def _counted(
     e: Emission, body: Block, carried: tuple[EmittedValue, ...], var: str, extent: int, unroll: int
 ) -> None:
     name = e.name(var)
-    e.lines += ["    " * e.indent + text for text in e.dialect.unroll(unroll)]
+    pragmas = e.dialect.unroll(unroll, subtracts=subtracts_from_a_sum(body))
+    e.lines += ["    " * e.indent + text for text in pragmas]
     outer = e.loop_names
     e.loop_names = {**outer, var: name}
     with e.braces(f"for (int {name} = 0; {name} < {extent}; ++{name})"), e.known({var: (0, extent - 1)}):
         _iteration(e, body, carried)
     e.loop_names = outer
+
+
+def subtracts_from_a_sum(body: Block) -> bool:
+    """Whether a value that the loop carries on, in a buffer or from turn to turn, has something taken off it.
+
+    `sum - x`, and what compilers make of it: `sum + (-x)` and `sum + x * -1`.
+    """
+    made_by = {r: op for op in body.ops for r in op.results}
+    stored = {op.operands[1] for op in body.ops if op.name == "thread.store"}
+
+    def carried(v: Value) -> bool:
+        op = made_by.get(v)
+        return v in body.params or (op is not None and op.name == "thread.load" and op.operands[0] in stored)
+
+    def negated(v: Value) -> bool:
+        op = made_by.get(v)
+        if op is None or op.name != "scalar.mul":
+            return op is not None and op.name == "scalar.neg"
+        factors = (made_by.get(x) for x in op.operands)
+        return any(f is not None and f.name == "scalar.const" and f["value"] == -1 for f in factors)
+
+    for op in body.ops:
+        if op.name == "scalar.sub" and carried(op.operands[0]):
+            return True
+        if op.name == "scalar.add":
+            a, b = op.operands
+            if (carried(a) and negated(b)) or (carried(b) and negated(a)):
+                return True
+    return False
 
 
 def _iteration(e: Emission, body: Block, carried: tuple[EmittedValue, ...]) -> None:
