@@ -201,7 +201,6 @@ NO_COEFFICIENTS = {
         "RESIDENT_SHARE",
         "SETS_GAIN",
         "TIMER_NOISE",
-        "UNIT_S",
         "_LEAST_GAIN",
         "_NEIGHBOUR_PENALTY",
     ),

@@ -31,6 +31,13 @@ CASES = {
     "bias_add": ("bias_add", [X, (6,)], {"axis": 1}),
     "prelu": ("prelu", [X, (8,)], {"axis": -1}),
     "batch_norm": ("batch_norm", [X, (6,), (6,), (6,), (6,)], {"axis": 1}),
+    "batch_norm_training": ("batch_norm_training", [X, (6,), (6,)], {"axis": 1}),
+    "stop_gradient": ("stop_gradient", [X], {}),
+    "random_bits": (
+        "random_bits",
+        ["u32[2]", "u32[]"],
+        {"shape": (4, 6, 3), "stream": 7},
+    ),
     "layer_norm": ("layer_norm", [X, (8,), (8,)], {"axis": -1}),
     "group_norm": ("group_norm", [X, (6,), (6,)], {"num_groups": 3}),
     "instance_norm": ("instance_norm", [X, (6,), (6,)], {}),
@@ -46,6 +53,22 @@ CASES = {
     "argmax": ("argmax", [X], {"axis": (1,)}),
     "variance": ("variance", [X, (4, 1, 2, 1)], {"axis": (1, 3)}),
     "max_pool2d": ("max_pool2d", [X], {"pool_size": (2, 2)}),
+    "max_pool2d_position": ("max_pool2d_position", [X], {"pool_size": (2, 2)}),
+    "max_pool2d_grad": (
+        "max_pool2d_grad",
+        [(4, 6, 3, 4), "u8[4, 6, 3, 4]"],
+        {"pool_size": (2, 2), "strides": (2, 2), "image": (6, 8)},
+    ),
+    "avg_pool2d_grad": (
+        "avg_pool2d_grad",
+        [(4, 6, 3, 4)],
+        {"pool_size": (2, 2), "strides": (2, 2), "image": (6, 8)},
+    ),
+    "conv2d_weight_grad": (
+        "conv2d_weight_grad",
+        [(4, 6, 5, 5), (4, 3, 5, 5)],
+        {"kernel_size": (3, 3), "padding": (1, 1, 1, 1)},
+    ),
     "avg_pool2d-nhwc": ("avg_pool2d", [X], {"pool_size": (2, 2), "layout": "NHWC"}),
     "global_avg_pool2d": ("global_avg_pool2d", [X], {}),
     "adaptive_avg_pool2d": ("adaptive_avg_pool2d", [X], {"output_size": (1, 3)}),
@@ -120,7 +143,7 @@ def typed(operand):
     if isinstance(operand, tuple):
         return TensorType("f32", operand)
     dtype, _, dims = operand.rstrip("]").partition("[")
-    return TensorType(dtype, tuple(map(int, dims.split(", "))))
+    return TensorType(dtype, tuple(map(int, dims.split(", "))) if dims else ())
 
 
 def module_of(name, operands, attrs):
