@@ -158,10 +158,15 @@ def test_random_numbers_are_those_of_eager_torch_and_weights_stay_frozen():
 
 
 @torch.no_grad()
-def test_training_mode_falls_back():
-    with pytest.warns(FallbackWarning, match="training mode"):
-        result = compiled(nn.Dropout(0.5).train())(torch.ones(100))
+def test_dropout_in_training_mode_has_the_masks_of_eager_torch():
+    model, x = nn.Dropout(0.5).train(), torch.ones(100)
+    torch.manual_seed(3)
+    expected = model(x)
+    torch.manual_seed(3)
+    with quiet():
+        result = compiled(model)(x)
     assert 0 in result
+    assert torch.equal(result, expected)
 
 
 @torch.no_grad()
