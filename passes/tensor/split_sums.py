@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Builder, Func, Level, Op, Pairs, Sym, TensorType, Value
-from tilewright.ir.expr import substitute
-from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor.ops import dims, domain, reads
+from tilewright.ir import Builder, Func, Level, Op, Value
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.framework.context import Estimator
-from tilewright.passes.kernels.matrix.reduction_parts import added
-from tilewright.passes.rewriting.names import unused
+from tilewright.passes.kernels.matrix.reduction_parts import split_along
 
 #: dtypes of sums, and so of parts: nothing is rounded to 16 bits before all parts are added
 EXACT = frozenset({"f32", "f64"})
@@ -52,7 +49,7 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
             b.append(fresh)
         else:
             with b.at(op.loc):
-                env[op.result] = cut_sum(fresh, b, cut)
+                env[op.result] = split_along(fresh, b, *cut)
     return func.with_body(func.body.with_ops(tuple(b.ops))) if env else func
 
 
@@ -100,7 +97,7 @@ def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
             b = Builder()
             if cut is None:
                 b.append(alone)
-            b.do("tensor.return", alone.result if cut is None else cut_sum(alone, b, cut))
+            b.do("tensor.return", alone.result if cut is None else split_along(alone, b, *cut))
             return estimator.program_s(alone.operands, b.ops, hardware)
 
         return estimator.remembered(("split sum", key, cut, hardware), answer)
@@ -110,21 +107,3 @@ def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
         if seconds(cut) < least:
             best, least = cut, seconds(cut)
     return best
-
-
-def cut_sum(op: Op, b: Builder, cut: Cut) -> Value:
-    """The sum of the parts into which a sum is cut along a reduced dimension."""
-    dim, parts = cut
-    length = dims(op, "red")[dim] // parts
-    part = unused("part", domain(op))
-    whole = Sym(part) * length + Sym(dim)
-    attrs: dict[str, Attr] = {
-        **dict(op.attrs),
-        "par": Pairs.of({part: parts, **dims(op, "par")}),
-        "red": Pairs.of({**dims(op, "red"), dim: length}),
-        "reads": tuple(tuple(substitute(e, {dim: whole}) for e in at) for at in reads(op)),
-    }
-    t = op.result.tensor
-    partial = TensorType(t.dtype, (parts, *t.shape))
-    (sums,) = b.emit("tensor.reduce", op.operands, attrs, types=[partial], body=op.body)
-    return added(b, sums, dims(op, "par"))

@@ -49,7 +49,7 @@ def split(op: Op, b: Builder, parts: int) -> Value:
 
 
 def split_along(op: Op, b: Builder, dim: str, parts: int) -> Value:
-    """The same product by parts of its sum along one reduced dimension."""
+    """The same product or sum by parts of its sum along one reduced dimension."""
     length = dims(op, "red")[dim] // parts
     part = unused("part", domain(op))
     whole = Sym(part) * length + Sym(dim)
@@ -61,7 +61,7 @@ def split_along(op: Op, b: Builder, dim: str, parts: int) -> Value:
     }
     t = op.result.tensor
     partial = TensorType(t.dtype, (parts, *t.shape))
-    (sums,) = b.emit("tensor.contract", op.operands, attrs, types=[partial], body=op.body)
+    (sums,) = b.emit(op.name, op.operands, attrs, types=[partial], body=op.body)
     return added(b, sums, dims(op, "par"))
 
 
