@@ -10,12 +10,9 @@ import numpy as np
 
 from tilewright.compilation.option_values import Precision
 from tilewright.ir import Module
-from tilewright.tools.torch_peer.module import torch_module
 from tilewright.tools.training_bench.ours import compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow
-from tilewright.tools.training_bench.torch_steps import loss_of, optimizer_of, training_flags
-
-_AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
+from tilewright.tools.training_bench.torch_steps import TorchLoss, optimizer_of, training_flags
 
 
 @dataclass(frozen=True)
@@ -107,24 +104,13 @@ def _theirs(
 ) -> Iterator[float]:
     """In float64 where no precision is named."""
     with training_flags(torch, precision or "fp32"):
-        name = "float32" if precision else "float64"
-        dtype = getattr(torch, name)
-        net = torch_module(module, dtype=name, attention=True, training=True).to(device)
-        optimizer = optimizer_of(torch, row, net.parameters())
+        loss_function = TorchLoss(torch, row, module, precision, device)
+        optimizer = optimizer_of(torch, row, loss_function.net.parameters())
         scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
-        loss_function, stored = loss_of(torch, row), _AUTOCAST.get(precision or "")
         for number in range(steps):
-            arrays, labels = data[number % len(data)]
-            target = torch.from_numpy(labels).to(device)
-            target = target.to(dtype) if target.is_floating_point() else target.long()
-            inputs = [torch.from_numpy(a).to(device) for a in arrays]
-            inputs = [x.to(dtype) if x.is_floating_point() else x for x in inputs]
+            inputs, target = loss_function.on_device(*data[number % len(data)])
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(
-                device, dtype=getattr(torch, stored or "bfloat16"), enabled=stored is not None
-            ):
-                y = net(*inputs)[0]
-            loss = loss_function(y.to(dtype), target)
+            loss = loss_function(inputs, target)
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()

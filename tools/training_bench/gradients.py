@@ -11,13 +11,12 @@ import numpy as np
 import tilewright as tw
 from tilewright.compilation.option_values import Precision
 from tilewright.ir import Module
-from tilewright.tools.torch_peer.module import constant_names, torch_module
+from tilewright.tools.torch_peer.module import constant_names
 from tilewright.tools.training_bench.curves import without_dropout
 from tilewright.tools.training_bench.ours import compiled
 from tilewright.tools.training_bench.rows import TrainingRow
-from tilewright.tools.training_bench.torch_steps import loss_of, training_flags
+from tilewright.tools.training_bench.torch_steps import TorchLoss, training_flags
 
-_AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 #: a share of the norm of all gradients; smaller gradients are compared with it
 _NEGLIGIBLE = 1e-4
 
@@ -97,17 +96,9 @@ def _of_torch(
 ) -> dict[str, np.ndarray]:
     """In float64 where no precision is named."""
     with training_flags(torch, precision or "fp32"):
-        dtype = "float32" if precision else "float64"
-        net = torch_module(module, dtype=dtype, attention=True, training=True).to(device)
-        arrays, labels = row.data(module, seed)
-        inputs = [torch.from_numpy(a).to(device) for a in arrays]
-        inputs = [x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in inputs]
-        target = torch.from_numpy(labels).to(device)
-        target = target.to(getattr(torch, dtype)) if target.is_floating_point() else target.long()
-        stored = _AUTOCAST.get(precision or "")
-        with torch.autocast(device, dtype=getattr(torch, stored or "bfloat16"), enabled=stored is not None):
-            y = net(*inputs)[0]
-        loss_of(torch, row)(y.to(getattr(torch, dtype)), target).backward()
+        loss_function = TorchLoss(torch, row, module, precision, device)
+        loss_function(*loss_function.on_device(*row.data(module, seed))).backward()
+        net = loss_function.net
         names = constant_names(net)
         return {
             names[n]: p.grad.cpu().numpy()

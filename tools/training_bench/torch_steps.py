@@ -52,6 +52,37 @@ def optimizer_of(torch: Any, row: TrainingRow, parameters: Any) -> Any:
     return kind(parameters, rate, fused=True, capturable=True)
 
 
+class TorchLoss:
+    """A row's network in training mode, and its loss of a batch, as PyTorch computes them.
+
+    Parameters are float32 and 16 bits are autocast; without a precision all floats are float64.
+    """
+
+    def __init__(
+        self, torch: Any, row: TrainingRow, module: Module, precision: str | None, device: str
+    ) -> None:
+        self.net = torch_module(
+            module, dtype="float32" if precision else "float64", attention=True, training=True
+        ).to(device)
+        self.dtype = torch.float32 if precision else torch.float64
+        self._torch, self._device, self._loss = torch, device, loss_of(torch, row)
+        self._stored = _AUTOCAST.get(precision or "")
+
+    def on_device(self, arrays: Sequence[np.ndarray], labels: np.ndarray) -> tuple[list[Any], Any]:
+        """A batch as tensors: floats as the parameters are, integer labels in 64 bits."""
+        tensors = [self._torch.from_numpy(a).to(self._device) for a in (*arrays, labels)]
+        *inputs, target = (t.to(self.dtype) if t.is_floating_point() else t for t in tensors)
+        return inputs, target if target.is_floating_point() else target.long()
+
+    def __call__(self, inputs: Sequence[Any], target: Any, net: Callable[..., Any] | None = None) -> Any:
+        """The loss, to be differentiated; net: another form of the network, such as a compiled one."""
+        torch, stored = self._torch, self._stored
+        dtype = getattr(torch, stored or "bfloat16")
+        with torch.autocast(self._device, dtype=dtype, enabled=stored is not None):
+            logits = (net or self.net)(*inputs)[0]
+        return self._loss(logits.to(self.dtype), target)
+
+
 class TorchStep:
     """One way in which PyTorch takes a training step: a contender of `tools.bench.contender`.
 
@@ -98,28 +129,21 @@ class TorchStep:
         data: tuple[Sequence[np.ndarray], np.ndarray],
         precision: str,
     ) -> Callable[[], Any]:
-        torch, clock = self._clock.torch, self._clock
-        net = torch_module(module, attention=True, training=True).to(clock.device)
-        last = torch.channels_last if self.variant == "channels_last" else None
-        net = net.to(memory_format=last) if last else net
-        arrays, labels = data
-        inputs = [torch.from_numpy(a).to(clock.device) for a in arrays]
-        inputs = [x.to(memory_format=last) if last and x.dim() == 4 else x for x in inputs]
-        target = torch.from_numpy(labels).to(clock.device)
-        target = target if target.is_floating_point() else target.long()
+        torch = self._clock.torch
+        loss_function = TorchLoss(torch, row, module, precision, self._clock.device)
+        inputs, target = loss_function.on_device(*data)
+        net = loss_function.net
+        if self.variant == "channels_last":
+            net = loss_function.net = net.to(memory_format=torch.channels_last)
+            inputs = [x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in inputs]
         optimizer = optimizer_of(torch, row, net.parameters())
-        loss_function = loss_of(torch, row)
-        stored = _AUTOCAST.get(precision)
         if self.peer == "torch-compile":
             torch._dynamo.reset()
         call = torch.compile(net, dynamic=False) if self.peer == "torch-compile" else net
 
         def step() -> Any:
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(
-                "cuda", dtype=getattr(torch, stored or "float32"), enabled=stored is not None
-            ):
-                loss = loss_function(call(*inputs)[0].float(), target)
+            loss = loss_function(inputs, target, call)
             loss.backward()
             optimizer.step()
             return loss
