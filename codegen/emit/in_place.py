@@ -95,7 +95,7 @@ def _precedes_at_index(load: _Access, store: _Access) -> bool:
 
 
 def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
-    """Whether no two threads or iterations store the same element."""
+    """Return whether no two threads or iterations store the same element."""
     op = store.op
     if op.name != "thread.store" or op.operands[1] is not buffer or op.operands[0] is buffer:
         return False

@@ -25,7 +25,7 @@ WAIT_EVERY = 16
 
 
 class Steps(Protocol):
-    """What the loop needs of a compiled training step."""
+    """The part of a compiled training step that the loop needs."""
 
     @property
     def state(self) -> MutableMapping[str, Any] | Mapping[str, Any]: ...
@@ -43,7 +43,7 @@ Network = Callable[..., Sequence[np.ndarray]]
 
 @dataclass(frozen=True)
 class Record:
-    """What was seen when `step` steps were done.
+    """The figures that stood when `step` steps were done.
 
     loss: the mean of the training losses since the record before. held_out: means over all held-out examples
     by name. seconds: since the loop began; those of steps alone in step_seconds.

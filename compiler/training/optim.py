@@ -45,7 +45,7 @@ class Group:
     options: Mapping[str, Option]
 
     def holds(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a parameter belongs to the group."""
+        """Return whether a parameter belongs to the group."""
         if callable(self.of):
             return bool(self.of(name, shape))
         patterns = [self.of] if isinstance(self.of, str) else self.of

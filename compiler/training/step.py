@@ -427,7 +427,7 @@ class _Step:
 
     @property
     def dynamic(self) -> bool:
-        """Whether the scale of the loss is state."""
+        """Return whether the scale of the loss is state."""
         return self.options.loss_scale in ("auto", "dynamic")
 
     # -- the update ------------------------------------------------------------------------------------------

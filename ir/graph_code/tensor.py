@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
 
 import numpy as np
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr, Op, Value
 from tilewright.ir.types import FLOATS, TensorType, dtype_name, storage_dtype
 
@@ -230,14 +230,13 @@ class GraphWriter:
 
     def __init__(self, constants: Mapping[str, np.ndarray] | None = None, loc: str = "") -> None:
         self.builder = Builder(loc)
-        self._given = constants if isinstance(constants, Constants) else Constants(constants)
-        self._new: dict[str, np.ndarray] = {}
+        self._pool = ConstantPool(constants if isinstance(constants, Constants) else Constants(constants))
         self._numbers: dict[tuple[str, str], Value] = {}
 
     @property
     def constants(self) -> Constants:
         """The constants that were given, and the new ones."""
-        return self._given.updated(self._new)
+        return self._pool.constants
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -270,9 +269,7 @@ class GraphWriter:
         """A constant; one of its name that holds something else makes the name a numbered one."""
         array = np.asarray(array)
         kind = TensorType(dtype_name(array.dtype), array.shape)
-        chosen = next(n for n in _numbered(name) if self._is_free(n, array))
-        if chosen not in self._given:
-            self._new[chosen] = array
+        chosen = self._pool.add(name, array)
         (value,) = self.builder.emit("graph.constant", (), {"name": chosen}, types=(kind,), hint=chosen)
         return self.tensor(value)
 
@@ -296,14 +293,3 @@ class GraphWriter:
     def full(self, value: Number, t: TensorType) -> Tensor:
         """A tensor of one number."""
         return self.number(value, t.dtype).broadcast_to(*t.shape)
-
-    def _is_free(self, name: str, array: np.ndarray) -> bool:
-        other = self._new.get(name, self._given.get(name))
-        return other is None or (
-            other.dtype == array.dtype and other.shape == array.shape and other.tobytes() == array.tobytes()
-        )
-
-
-def _numbered(name: str) -> Iterator[str]:
-    yield name
-    yield from (f"{name}.{i}" for i in count(2))

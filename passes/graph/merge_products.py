@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Module, Op, Value
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.graph.kernel_savings import Savings
 from tilewright.passes.graph.parallel_products import (
@@ -19,7 +20,6 @@ from tilewright.passes.graph.parallel_products import (
     weight_axis,
     whole_product,
 )
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op
 

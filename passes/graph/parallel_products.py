@@ -11,9 +11,9 @@ import numpy as np
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.facts import Elements
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.opdef import facts_of
 from tilewright.ir.types import TensorType, itemsize
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 #: products, and where their constant operand has the output channel (by layout or by a flag for the others)
 CONVOLUTIONS = frozenset(f"graph.conv{n}d" for n in (1, 2, 3))

@@ -10,9 +10,9 @@ import numpy as np
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import WorkError
 from tilewright.ir.modules.compare import same_attrs
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Value
 from tilewright.ir.types import Type
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op, resolve, use_counts
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value, interpret
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import is_copy
 from tilewright.passes.graph.fold_constants import blows_up
 from tilewright.passes.lower.tables import LARGEST_CONSTANT
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: a map without operands is worth storing where it is a small table

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.cluster.planning.parallel_plan import ParallelPlan, RankCoordinates
 from tilewright.ir import InputError, Module, Op, UnsupportedError, Value
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Block, Func
 from tilewright.passes.graph.distribute.pipeline.micro_batches import free_ops
 from tilewright.passes.graph.distribute.sharding.program import (
@@ -24,7 +25,6 @@ from tilewright.passes.graph.distribute.split_batch import split_batch
 from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
 from tilewright.passes.graph.distribute.split_weights import WeightCuts, with_divided_weights
 from tilewright.passes.graph.fold_constants import fold_constants
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 _MESSAGES = frozenset({"graph.send", "graph.recv"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.costmodel.partition.naive import apportioned
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
@@ -15,7 +16,6 @@ from tilewright.passes.graph.distribute.sharding.program import (
     with_main,
 )
 from tilewright.passes.graph.distribute.state import refuse_state
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

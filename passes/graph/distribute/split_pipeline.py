@@ -7,6 +7,7 @@ from typing import Literal
 
 from tilewright.costmodel.op_work import Rates
 from tilewright.ir.errors import InputError
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Level, Module
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
@@ -21,7 +22,6 @@ from tilewright.passes.graph.distribute.sharding.options import (
 )
 from tilewright.passes.graph.distribute.sharding.program import with_main
 from tilewright.passes.graph.distribute.state import refuse_state
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})

@@ -8,6 +8,7 @@ from math import lcm
 from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.division import Label, Labels
 from tilewright.ir.facts import Elements
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.framework.context import PassContext
@@ -23,7 +24,6 @@ from tilewright.passes.graph.distribute.sharding.program import (
 from tilewright.passes.graph.distribute.sharding.shards import Shard, scaled
 from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.graph.fold_constants import fold_constants
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 #: what ops do whose constant operands are weights
 WEIGHTED = frozenset({Elements.CONTRACTS, Elements.LOOKS_UP})

@@ -11,13 +11,13 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.division import elementwise, undivided
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.interpreter.lockstep import interpret_ranks
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Func, Level, Module, Value
 from tilewright.ir.opdef import op_defs
 from tilewright.ir.types import TensorType, numpy_dtype
 from tilewright.passes.graph.distribute.rows.placement import sliced
 from tilewright.passes.graph.distribute.sharding.program import ShardedProgram, outputs_gathered, with_main
 from tilewright.passes.graph.distribute.sharding.shards import Shard
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 
 X = (4, 6, 2, 8)
 #: op, operands (shapes of f32, or type texts) and attributes

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from tilewright.costmodel.op_work import Rates, is_view
 from tilewright.ir.errors import InputError, UnsupportedError
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Block, Func, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.passes.graph.distribute.pipeline.cuts import OpRow
 from tilewright.passes.graph.distribute.sharding.options import number_list
 from tilewright.passes.graph.distribute.sharding.program import batch_of, cut_batch
 from tilewright.passes.graph.distribute.sharding.shards import Shard
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 

@@ -11,6 +11,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.division import OperandRows, PartialOp, SlicedOp, replaced
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.graph_ops.operands import lowest, zero
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr, Module, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import TensorType, storage_dtype
@@ -20,7 +21,6 @@ from tilewright.passes.graph.distribute.rows.overlap import Parts
 from tilewright.passes.graph.distribute.rows.placement import Placement, Split, sliced
 from tilewright.passes.graph.distribute.rows.spreading import Spread
 from tilewright.passes.graph.distribute.sharding.program import with_main
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 

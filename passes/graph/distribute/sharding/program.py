@@ -16,12 +16,12 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.division import Label, Labels
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.facts import Elements
+from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr, Func, Module, Op, Value, walk
 from tilewright.ir.opdef import attributes_at, facts_of, op_def
 from tilewright.ir.types import TensorType, Type
 from tilewright.passes.graph.distribute.sharding.regrouping import NotRegrouped, Regrouped, regrouped
 from tilewright.passes.graph.distribute.sharding.shards import Shape, Shard
-from tilewright.passes.rewriting.constant_pool import ConstantPool
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: where to cut a value that is whole: operand and dimension of an op; None leaves the op to its operands

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tilewright.ir import Constants, WorkError, equal_funcs, parse, show_func, verify, walk
+from tilewright.ir.modules.constant_pool import MAX_NAME, ConstantPool
 from tilewright.passes import pattern, producers, replace_values, rewrite_func, rewrite_module, use_counts
-from tilewright.passes.rewriting.constant_pool import MAX_NAME, ConstantPool
 
 
 def graph(body: str, arguments: str = "%x: f32[4]", result: str = "f32[4]"):
