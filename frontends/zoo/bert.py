@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tilewright.frontends.zoo.writing import NetworkWriter
+from tilewright.frontends.zoo.writing import NetworkWriter, check_sizes
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_code import Tensor
 from tilewright.ir.nodes import Module
@@ -35,9 +35,7 @@ def bert(
     width: a multiple of `heads`; the hidden layer has 4 * width. dropout: with the paper's rate of 0.1.
     Raises InputError for impossible sizes.
     """
-    for what, value in (("layers", layers), ("width", width), ("heads", heads), ("batch", batch)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")
+    check_sizes(name, layers=layers, width=width, heads=heads, batch=batch)
     if width % heads:
         raise InputError(f"{name}: expected width to be a multiple of {heads} heads, got {width}")
     net = _Encoder(seed, heads, 0.1 if dropout else 0.0)

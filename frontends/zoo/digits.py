@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.frontends.zoo.writing import NetworkWriter
+from tilewright.frontends.zoo.writing import NetworkWriter, check_sizes
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_code import Tensor
 from tilewright.ir.nodes import Module
@@ -26,7 +26,7 @@ def digits(
     2 x 2 max pooling before the last; dropout of 1/4 there and of 1/2 before the dense layer at the end.
     size: rows and columns, an even number. Raises InputError for impossible sizes.
     """
-    _check(name, batch=batch, size=size, width=width, classes=classes)
+    check_sizes(name, batch=batch, size=size, width=width, classes=classes)
     if size % 2:
         raise InputError(f"{name}: expected an even size, got {size}")
     net = NetworkWriter(seed)
@@ -47,7 +47,7 @@ def linear_classifier(
 
     Trained with cross entropy it is softmax regression. Raises InputError for impossible sizes.
     """
-    _check(name, batch=batch, features=features, classes=classes)
+    check_sizes(name, batch=batch, features=features, classes=classes)
     net = NetworkWriter(seed)
     return net.module(name, [net.linear(net.input("data", "f32", batch, features), classes, "logits")])
 
@@ -62,9 +62,3 @@ def _layer(net: NetworkWriter, x: Tensor, channels: int, name: str) -> Tensor:
 
 def _dropped(net: NetworkWriter, x: Tensor, rate: float) -> Tensor:
     return net.w.op("dropout", x, rate=rate) if rate else x
-
-
-def _check(name: str, **sizes: int) -> None:
-    for what, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewright.frontends.zoo.writing import NetworkWriter
-from tilewright.ir.errors import InputError
+from tilewright.frontends.zoo.writing import NetworkWriter, check_sizes
 from tilewright.ir.graph_code import Tensor
 from tilewright.ir.nodes import Module
 
@@ -33,9 +32,7 @@ def dlrm(
     impossible sizes.
     """
     sizes = {"tables": tables, "rows": rows, "width": width, "lookups": lookups, "dense": dense}
-    for what, value in {**sizes, "hidden": hidden // 2, "batch": batch}.items():
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")
+    check_sizes(name, **sizes, hidden=hidden // 2, batch=batch)
     net = NetworkWriter(seed)
     features = net.input("dense", "f32", batch, dense)
     indices = net.input("indices", "i32", batch, tables, lookups)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.frontends.zoo.writing import NetworkWriter
-from tilewright.ir.errors import InputError
+from tilewright.frontends.zoo.writing import NetworkWriter, check_sizes
 from tilewright.ir.graph_code import Tensor
 from tilewright.ir.nodes import Module
 
@@ -23,9 +22,7 @@ def lstm_classifier(
     The gates are those of PyTorch's `nn.LSTM`, in its order (input, forget, cell, output), with both biases
     in one. The product of a layer's inputs is one for all steps. Raises InputError for impossible sizes.
     """
-    for what, value in (("layers", layers), ("width", width), ("steps", steps), ("classes", classes)):
-        if type(value) is not int or value < 1:
-            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")
+    check_sizes(name, layers=layers, width=width, steps=steps, classes=classes)
     net = NetworkWriter(seed)
     data = net.input("data", "f32", batch, steps, width)
     x = data.transpose(1, 0, 2)  # [steps, batch, width]

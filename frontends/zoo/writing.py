@@ -7,9 +7,17 @@ from contextlib import contextmanager
 
 from tilewright.frontends.importing.parameters import with_parameters
 from tilewright.frontends.weights.random_weights import SeededConstants
+from tilewright.ir.errors import InputError
 from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import Block, Func, Level, Module, Value
 from tilewright.ir.types import TensorType
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Raise InputError for the first size of network `name` that is no positive integer."""
+    for what, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise InputError(f"{name}: expected {what} of 1 or more, got {value!r}")
 
 
 class NetworkWriter:
