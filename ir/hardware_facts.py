@@ -24,5 +24,8 @@ MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
 LDMATRIX_BYTES = 512
 #: registers of a thread are given in units of so many
 REGISTER_UNIT = 8
+#: registers that a thread may be given (PTX: setmaxnreg), and those of a multiprocessor (capability 5 to 9)
+MOST_REGISTERS = 256
+REGISTERS_PER_SM = 65_536
 #: exponentials per multiprocessor and cycle: throughput of arithmetic instructions, compute capability 7 to 9
 EXPONENTIALS_PER_SM_PER_CLK = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 
@@ -80,6 +80,24 @@ class AttrDef:
 
 
 @dataclass(frozen=True)
+class Transport:
+    """How what a thread-level op writes to shared memory arrives there.
+
+    destination: the operand that is written. arrival: `transaction` for bytes that the copy engine counts on
+    a barrier, `copies` for asynchronous copies of threads, `stores` for stores of threads.
+    nbytes: of a transaction, the bytes that arrive in this block's slot by one such op.
+    """
+
+    destination: int
+    arrival: Literal["transaction", "copies", "stores"]
+    nbytes: Callable[[Op], int] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.arrival == "transaction") != (self.nbytes is not None):
+            raise ValueError(f"expected nbytes of transactions alone, got {self}")
+
+
+@dataclass(frozen=True)
 class OpDef:
     """Everything specific to one op name.
 
@@ -90,12 +108,14 @@ class OpDef:
     evaluate: NumPy reference semantics on arrays; None for structural ops.
     verify: further checks of the whole op, returning messages.
     effects: what the op does besides giving results; an op without effects may be dropped or merged.
-      read, write: memory; alloc: a buffer; barrier, async, warp: waits for or works with other threads;
+      read, write: memory; alloc: a buffer; barrier, async, warp, channel: waits for or works with others;
       control: runs its body when and as often as it says; terminator: ends its block;
       communicate: meets other devices, in program order.
     elementwise: a scalar op that computes each lane by itself.
     facts: of a graph op; `define` demands them all.
     partials: of a scalar op, its derivatives (`scalar_derivatives`); `define` demands them.
+    transport: of a thread-level op that fills shared memory, how that arrives.
+    issued_once: one thread of a role gives out the work of all, as it does for the copy engine.
     """
 
     name: str
@@ -111,6 +131,8 @@ class OpDef:
     elementwise: bool = False
     facts: Facts | None = None
     partials: Partials | None = None
+    transport: Transport | None = None
+    issued_once: bool = False
 
     @property
     def operand_range(self) -> tuple[int, int | None]:

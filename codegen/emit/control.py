@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.codegen.emit.emission import Emission, EmittedValue, emitter
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Block, Op, Value
+from tilewright.ir.thread.role_ops import roles_of, threads_of
 
 
 @emitter("thread.loop")
@@ -138,4 +139,8 @@ def _return(e: Emission, op: Op) -> None:
 
 @emitter("thread.barrier")
 def _barrier(e: Emission, op: Op) -> None:
-    e.line(e.dialect.barrier)
+    if e.role is None:
+        e.line(e.dialect.barrier)
+    else:  # the first named barrier is that of the whole block
+        number = 1 + roles_of(e.func).index(e.role)
+        e.line(f"{e.need('named_barrier')}<{number}, {threads_of(e.role)}>();")

@@ -193,6 +193,10 @@ class Emission:
         self.index = IndexText(self.symbol, self.need, dialect.wide)
         self.ranges: dict[str, tuple[int, int]] = {"tid": (0, block - 1)}
         self.ranges |= {f"bid.{axis}": (0, size - 1) for axis, size in zip("xyz", grid, strict=True)}
+        #: the role being emitted, the C name of a warpgroup's number, and per channel the item being filled
+        self.role: Op | None = None
+        self.role_group = ""
+        self.acquired: dict[Value, Expr] = {}
         self.origin = ""
         self.origins: dict[str, None] = {}
 

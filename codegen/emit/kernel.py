@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tilewright.codegen import prelude  # noqa: F401  (importing registers the helpers)
 from tilewright.codegen.dialect import CudaDialect, Dialect, OpenClDialect
-from tilewright.codegen.emit import control, fragment_maps, launch, matrix, memory, scalar, warp  # noqa: F401  (importing registers the emitters)
+from tilewright.codegen.emit import channels, control, fragment_maps, launch, matrix, memory, scalar, warp  # noqa: F401  (importing registers the emitters)
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents

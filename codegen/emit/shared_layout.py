@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
+from tilewright.ir.thread.channel_ops import CHANNEL
 from tilewright.ir.types import TensorType, itemsize
 
 SHARED_ALIGNMENT = 16
@@ -51,7 +52,7 @@ def shared_layout(func: Func) -> SharedLayout:
                 break
             at = max(at, -(-end // alignments[v]) * alignments[v])
         offsets[v] = at
-    swizzled = frozenset(op.result for op in walk(func.body) if _allocates(op) and op["swizzled"])
+    swizzled = frozenset(op.result for op in walk(func.body) if _allocates(op) and op.get("swizzled"))
     nbytes = max((at + _padded(v) for v, at in offsets.items()), default=0)
     return SharedLayout(offsets, nbytes, alignments, swizzled)
 
@@ -96,12 +97,14 @@ def _lives(func: Func) -> dict[Value, tuple[int, int]]:
 
 
 def _alignment(op: Op) -> int:
+    if op.name == CHANNEL:
+        return SHARED_ALIGNMENT
     least = SWIZZLED_ALIGNMENT if op["swizzled"] else SHARED_ALIGNMENT
     return max(least, op.integer("align"))
 
 
 def _allocates(op: Op) -> bool:
-    return op.name == "thread.alloc" and op.result.tensor.space == "shared"
+    return op.name in ("thread.alloc", CHANNEL) and op.result.tensor.space == "shared"
 
 
 def _apart(a: tuple[int, int], b: tuple[int, int], barriers: Sequence[int]) -> bool:

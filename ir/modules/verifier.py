@@ -12,7 +12,9 @@ from tilewright.ir.modules.printer import show_attr, show_head
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.tensor.ops import domain
+from tilewright.ir.thread.channel_ops import channel_faults
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
+from tilewright.ir.thread.role_ops import role_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
@@ -122,6 +124,7 @@ class _Checker:
         if f.level is Level.THREAD:
             self.launch_shape()
             self.launch_order()
+            self.roles()
         return self.faults
 
     def launch_shape(self) -> None:
@@ -150,6 +153,13 @@ class _Checker:
             self.faults.append(Fault(self.func.name, message, ""))
         for at, message in launch_order_faults(self.func):
             self.report(self.func.body.ops[at], self.func.body, at, message)
+
+    def roles(self) -> None:
+        if self.faults:
+            return  # what roles and channels are made of may be missing
+        for faults in (role_faults(self.func), channel_faults(self.func)):
+            for at, message in faults:
+                self.report(self.func.body.ops[at], self.func.body, at, message)
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:
         self.faults.append(fault_at(self.func, block, at, message, op))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import AttrDef, Attrs, define
+from tilewright.ir.opdef import AttrDef, Attrs, Transport, define
 from tilewright.ir.thread.ops import MASK, buffer, element
 from tilewright.ir.types import TensorType, Type
 
@@ -104,6 +104,7 @@ define(
     results=0,
     infer=_infer_fragment,
     effects=_READ_WRITE,
+    transport=Transport(1, "stores"),
 )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op
-from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
+from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
 from tilewright.ir.types import ScalarType, TensorType, Type
 
 READ, WRITE = frozenset({"read"}), frozenset({"write"})
@@ -89,6 +89,7 @@ define(
     results=0,
     infer=_infer_store,
     effects=WRITE,
+    transport=Transport(1, "stores"),
 )
 define(
     "thread.atomic_add",
@@ -117,6 +118,7 @@ define(
     results=0,
     infer=_infer_copy,
     effects=READ | WRITE | {"async"},
+    transport=Transport(1, "copies"),
 )
 define(
     "thread.async_commit",
