@@ -27,6 +27,17 @@ typedef void (*TwProductOf)(float* sums, unsigned long long a, unsigned long lon
 extern "C" {
 extern TwIndex threadIdx, blockIdx;
 void tw_barrier(int line);
+void tw_barrier_of(int line, int number, int threads);
+void tw_counters(unsigned long long* barriers, int slots, int full, int empty, const char* channel);
+void tw_slots_hold(unsigned long long* barriers, int slots, void* buffer, int bytes);
+void tw_arrive(unsigned long long* barrier);
+void tw_arrive_expecting(unsigned long long* barrier, int bytes);
+void tw_arrive_group(unsigned long long* barrier, int threads);
+void tw_arrive_copies(unsigned long long* barrier);
+void tw_await(unsigned long long* barrier, int parity);
+void tw_transaction(unsigned long long* barrier, int bytes, void (*act)(void*), void* own);
+void tw_takes_role(const char* name);
+void tw_fence();
 void tw_together(int line, TwTogether act, void* own);
 void tw_copy(void* target, const void* source, int bytes, bool keep);
 void tw_commit();
@@ -284,9 +295,30 @@ static inline void tw_wgmma_begin() {}
 static inline void tw_wgmma_commit() { tw_multiply_commit(); }
 template <int pending>
 static inline void tw_wgmma_wait() { tw_multiply_wait(pending); }
-static inline void tw_publish_shared() {}
+static inline void tw_publish_shared() { tw_fence(); }
 template <int count>
 static inline void tw_finished(float*) {}
+
+// -- roles and channels ---------------------------------------------------------------------------------------------
+template <int slots, int full, int empty>
+static inline void tw_channel(unsigned long long* barriers, const char* name) { tw_counters(barriers, slots, full, empty, name); }
+template <int slots>
+static inline void tw_channel_holds(unsigned long long* barriers, void* buffer, int bytes) { tw_slots_hold(barriers, slots, buffer, bytes); }
+static inline void tw_role(const char* name) { tw_takes_role(name); }
+static inline int tw_warpgroup() { return threadIdx.x / 128; }
+template <int count>
+static inline void tw_registers_up() {}
+template <int count>
+static inline void tw_registers_down() {}
+// The barriers of roles are told apart by their numbers; a line would be that of this header.
+template <int number, int threads>
+static inline void tw_named_barrier() { tw_barrier_of(-number, number, threads); }
+static inline void tw_mbarrier_wait(unsigned long long* barrier, int parity) { tw_await(barrier, parity); }
+static inline void tw_mbarrier_arrive(unsigned long long* barrier) { tw_arrive(barrier); }
+static inline void tw_mbarrier_expect(unsigned long long* barrier, int nbytes) { tw_arrive_expecting(barrier, nbytes); }
+static inline void tw_mbarrier_arrive_copies(unsigned long long* barrier) { tw_arrive_copies(barrier); }
+static inline void tw_mbarrier_arrive_warp(unsigned long long* barrier) { tw_arrive_group(barrier, 32); }
+static inline void tw_mbarrier_arrive_warpgroup(unsigned long long* barrier) { tw_arrive_group(barrier, 128); }
 
 // -- asynchronous copies, atomics ---------------------------------------------------------------------------------
 static inline void tw_copy_async_4(void* to, const void* from, bool keep) { tw_copy(to, from, 4, keep); }
@@ -297,6 +329,7 @@ template <int pending>
 static inline void tw_async_wait() { tw_wait(pending); }
 static inline void tw_wait_for_launches() {}
 static inline void tw_release_dependents() {}
+static inline void tw_prefetch(const void*) {}
 template <class T>
 static inline T* tw_after_wait(T* given) { return given; }
 template <class T>

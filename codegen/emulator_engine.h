@@ -12,6 +12,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <unordered_map>
 #include <vector>
 
 #include "emulator.h"
@@ -137,7 +138,8 @@ static void* fresh_stack(char* end, void (*start)()) {
 static void tw_switch(void** from, void* to) { swapcontext((ucontext_t*)*from, (ucontext_t*)to); }
 #endif
 
-enum State { READY, BARRIER, TOGETHER, DONE };
+enum State { READY, BARRIER, TOGETHER, WAITING, DONE };
+struct Region { void* at; int bytes; };
 struct Copy { void* target; const void* source; int bytes; bool keep; int group; };
 struct Product { TwProductOf act; float* sums; unsigned long long a, b; int group; };
 struct Fiber {
@@ -151,6 +153,12 @@ struct Fiber {
     int groups;
     std::vector<Product> products;
     int product_groups;
+    // at a barrier its number and threads (0: all of the block), waiting the barrier of a channel and the parity
+    int number, threads;
+    unsigned long long* barrier;
+    int parity;
+    const char* role;
+    unsigned long long fenced;
 };
 static std::vector<Fiber> fibers;
 static void* scheduler;
@@ -180,6 +188,7 @@ static void start_fiber(Fiber& f) {
     f.groups = 0;
     f.products.clear();
     f.product_groups = 0;
+    f.role = nullptr, f.barrier = nullptr, f.fenced = 0;
 #ifdef TW_UCONTEXT
     scheduler = &scheduler_context;
     if (!f.stack) f.stack = new ucontext_t;
@@ -194,11 +203,12 @@ static void start_fiber(Fiber& f) {
 #endif
 }
 
-extern "C" void tw_barrier(int line) {
-    fibers[running].state = BARRIER;
-    fibers[running].line = line;
+extern "C" void tw_barrier_of(int line, int number, int threads) {
+    Fiber& f = fibers[running];
+    f.state = BARRIER, f.line = line, f.number = number, f.threads = threads;
     leave();
 }
+extern "C" void tw_barrier(int line) { tw_barrier_of(line, 0, (int)block_threads); }
 extern "C" void tw_together(int line, TwTogether act, void* own) {
     Fiber& f = fibers[running];
     f.state = TOGETHER, f.line = line, f.act = act, f.own = own;
@@ -213,18 +223,31 @@ extern "C" void tw_copy(void* target, const void* source, int bytes, bool keep) 
     Fiber& f = fibers[running];
     f.copies.push_back({target, source, bytes, keep, f.groups});
 }
+// What threads copied is seen by asynchronous reads after a fence of who copied it, or of who starts the read.
+struct Stamp { unsigned long long clock; int thread; };
+static std::unordered_map<unsigned long, Stamp> stamps;
+static unsigned long long clock_now;
+
+static void land(const Copy& c, int thread) {
+    if (c.keep) memcpy(c.target, c.source, c.bytes);
+    else memset(c.target, 0, c.bytes);
+    if (c.bytes == 16) stamps[(unsigned long)c.target] = {++clock_now, thread};
+}
+extern "C" void tw_fence() { fibers[running].fenced = ++clock_now; }
+static void check_fenced(unsigned long long tile) {
+    auto found = stamps.find(tile << 2 >> 2 << 4);
+    if (found == stamps.end()) return;
+    const Stamp& s = found->second;
+    if (fibers[running].fenced < s.clock && fibers[s.thread].fenced < s.clock)
+        stop("line=-1 text=an asynchronous multiplication reads what thread %d copied with no fence between", s.thread);
+}
 extern "C" void tw_commit() { ++fibers[running].groups; }
 extern "C" void tw_wait(int pending) {
     Fiber& f = fibers[running];
     size_t kept = 0;
     for (const Copy& c : f.copies) {
-        if (c.group >= f.groups - pending) {
-            f.copies[kept++] = c;
-        } else if (c.keep) {
-            memcpy(c.target, c.source, c.bytes);
-        } else {
-            memset(c.target, 0, c.bytes);
-        }
+        if (c.group >= f.groups - pending) f.copies[kept++] = c;
+        else land(c, running);
     }
     f.copies.resize(kept);
 }
@@ -232,6 +255,7 @@ extern "C" void tw_wait(int pending) {
 // -- multiplications of warpgroups: done as late as they may be, so that a missing wait shows --------------------
 extern "C" void tw_multiply(TwProductOf act, float* sums, unsigned long long a, unsigned long long b) {
     Fiber& f = fibers[running];
+    check_fenced(b);
     f.products.push_back({act, sums, a, b, f.product_groups});
 }
 extern "C" void tw_multiply_commit() { ++fibers[running].product_groups; }
@@ -244,6 +268,8 @@ extern "C" void tw_multiply_wait(int pending) {
     }
     f.products.resize(kept);
 }
+
+#include "emulator_channels.h"
 
 // -- one block ---------------------------------------------------------------------------------------------------
 static unsigned long long order_seed;
@@ -275,6 +301,7 @@ static void try_together(int thread) {
 static bool run_ready() {
     bool any = false;
     for (int thread : order) {
+        if (fibers[thread].state == WAITING && passes(fibers[thread])) fibers[thread].state = READY;
         if (fibers[thread].state != READY) continue;
         any = true;
         running = thread;
@@ -292,6 +319,7 @@ static const char* doing(const Fiber& f, char* text) {
 }
 // All threads are stopped: at the same barrier, at their end, or somewhere that shows a divergence.
 static bool next_phase() {
+    if (!counters.empty()) return next_of_roles();
     char one[80], other[80];
     for (unsigned i = 0; i < block_threads; ++i) {
         const Fiber &f = fibers[i], &first = fibers[0];
@@ -316,6 +344,7 @@ static void run_block(char* shared_start, char* shared_stop) {
     if (dynamic_shared) memset(dynamic_shared, POISON, dynamic_shared_end - dynamic_shared);
     if (fibers.size() < block_threads) fibers.resize(block_threads);
     for (unsigned i = 0; i < block_threads; ++i) start_fiber(fibers[i]);
+    counters.clear(), stamps.clear();
     do {
         shuffle_order();
         while (run_ready()) {}

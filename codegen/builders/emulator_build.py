@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tilewright.codegen.builders.cache import BinaryCache, cache_key
 
-HEADERS = ("emulator.h", "emulator_engine.h", "emulator_job.h")
+HEADERS = ("emulator.h", "emulator_engine.h", "emulator_channels.h", "emulator_job.h")
 COMPILERS = ("c++", "g++", "clang++")
 COMMON_FLAGS = ("-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-pthread")
 #: array bounds and vector alignment are checked by handlers of the engine, so no sanitizer library is linked
