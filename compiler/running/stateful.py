@@ -83,7 +83,11 @@ class StatefulExecutable(HoldsState, Executable):
         `float(loss)`, `loss.numpy()` and `np.asarray(loss)` wait. Results stay what they are when later steps
         have run. Inputs are copied before the call returns. Devices that cannot queue work wait here.
         """
-        arrays = self._ordered(self.input_names if named else (), inputs, named)
+        if named:
+            arrays = self._ordered(self.input_names, inputs, named)
+        else:
+            arrays = inputs
+            self._rules.check(arrays)
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)

@@ -36,8 +36,9 @@ class LabelRange:
         if not isinstance(value, np.ndarray) or not value.size:
             return
         unsigned = _UNSIGNED.get(value.dtype)
-        if unsigned is not None and self.low == 0:  # negative numbers are large then: one reduction suffices
-            if np.maximum.reduce(value.view(unsigned), axis=None) < self.high:
+        if unsigned is not None and self.low == 0:  # negative numbers are large then
+            numbers = value.view(unsigned)
+            if numbers.item(numbers.argmax()) < self.high:
                 return
         elif value.dtype.kind not in "iu":
             return

@@ -58,6 +58,8 @@ class Context:
     def __init__(self, api: ModuleType, ordinal: int | None) -> None:
         """ordinal: the GPU's number; None means this process's own (see `own_ordinal`)."""
         self.api: Any = api
+        self._push = api.cuCtxPushCurrent
+        self.success: Any = api.CUresult.CUDA_SUCCESS
         count = self.call("cuDeviceGetCount")
         ordinal = own_ordinal(count) if ordinal is None else ordinal
         if not 0 <= ordinal < count:
@@ -79,21 +81,22 @@ class Context:
 
         `doing` says for which kernel and op the call is made.
         """
-        status, *values = getattr(self.api, function)(*args)
-        if status != self.api.CUresult.CUDA_SUCCESS:
-            raise self._failure(f"{function} ({doing})" if doing else function, status)
-        if len(values) > 1:
-            return tuple(values)
-        return values[0] if values else None
+        results = getattr(self.api, function)(*args)
+        if results[0] != self.success:
+            raise self.failure(f"{function} ({doing})" if doing else function, results[0])
+        if len(results) > 2:
+            return results[1:]
+        return results[1] if len(results) == 2 else None
 
     def finished(self, query: str, handle: Any, *, doing: str = "") -> bool:
         """Ask `cuStreamQuery` or `cuEventQuery` whether work ended; raises `DeviceError` as `call` does."""
         (status,) = getattr(self.api, query)(handle)
-        if status not in (self.api.CUresult.CUDA_SUCCESS, self.api.CUresult.CUDA_ERROR_NOT_READY):
-            raise self._failure(f"{query} ({doing})" if doing else query, status)
-        return bool(status == self.api.CUresult.CUDA_SUCCESS)
+        if status not in (self.success, self.api.CUresult.CUDA_ERROR_NOT_READY):
+            raise self.failure(f"{query} ({doing})" if doing else query, status)
+        return bool(status == self.success)
 
-    def _failure(self, doing: str, status: Any) -> DeviceError:
+    def failure(self, doing: str, status: Any) -> DeviceError:
+        """What to raise where a driver call gave another status than `success`."""
         text = f"{doing} failed: {explain_status(self.api, status)}"
         if status == self.api.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             return OutOfMemoryError(text)
@@ -103,7 +106,9 @@ class Context:
 
     def push(self) -> None:
         """Make the context current for this thread; `pop` brings the previous one back."""
-        self.call("cuCtxPushCurrent", self.handle)
+        status = self._push(self.handle)[0]
+        if status != self.success:
+            raise self.failure("cuCtxPushCurrent", status)
 
     def pop(self) -> None:
         """Undo `push`. A status here could only repeat an earlier failure, so there is none."""

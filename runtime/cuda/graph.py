@@ -24,6 +24,21 @@ class GraphEdge:
     programmatic: bool = False
 
 
+@dataclass(frozen=True)
+class GraphCopy:
+    """A copy that is a node beside the launches: bytes between addresses, of which one may be pinned memory.
+
+    launches: those that wait for it, of a copy that brings inputs; those it waits for, of one of an output.
+    """
+
+    target: int
+    source: int
+    nbytes: int
+    launches: tuple[int, ...]
+    from_host: bool = False
+    to_host: bool = False
+
+
 Queue = Callable[[Context, Any], None]
 #: launches that are what somebody else queues on a stream
 _Queued = LibraryLaunch | CommunicationLaunch
@@ -108,9 +123,57 @@ class ExplicitGraph(GraphReplay):
     one still runs, and waits for its end itself (sm_90 and newer).
     """
 
+    def with_copies(self, arrival: GraphCopy | None, outputs: Sequence[GraphCopy]) -> Any:
+        """The same work between copies, as one more executable graph, which the caller has to destroy.
+
+        What no launch writes is copied out once the inputs have arrived.
+        """
+        context, call = self._context, self._context.call
+        graph = call("cuGraphClone", self._graph)
+        try:
+            first = []
+            if arrival is not None:
+                first = [call("cuGraphAddMemcpyNode", graph, [], 0, self._copy(arrival), context.handle)]
+                after = [self._clone(graph, index) for index in arrival.launches]
+                if after:
+                    edges = [self._edge(False) for _ in after]
+                    call("cuGraphAddDependencies", graph, first * len(after), after, edges, len(after))
+            for copy in outputs:
+                before = [self._clone(graph, index) for index in copy.launches] or first
+                call("cuGraphAddMemcpyNode", graph, before, len(before), self._copy(copy), context.handle)
+            executable = call("cuGraphInstantiate", graph, self._flags())
+        finally:
+            call("cuGraphDestroy", graph)
+        try:
+            call("cuGraphUpload", executable, self._stream)
+        except BaseException:
+            call("cuGraphExecDestroy", executable)
+            raise
+        return executable
+
+    def _clone(self, graph: Any, index: int) -> Any:
+        """The node of a launch in a clone of the graph."""
+        return self._context.call("cuGraphNodeFindInClone", self._nodes[index], graph)
+
+    def _copy(self, copy: GraphCopy) -> Any:
+        """A copy as the driver wants it: a box of one row."""
+        kinds = self._context.api.CUmemorytype
+        box = self._context.api.CUDA_MEMCPY3D()
+        box.WidthInBytes, box.Height, box.Depth = copy.nbytes, 1, 1
+        box.srcPitch, box.srcHeight = box.dstPitch, box.dstHeight = copy.nbytes, 1
+        if copy.from_host:
+            box.srcMemoryType, box.srcHost = kinds.CU_MEMORYTYPE_HOST, copy.source
+        else:
+            box.srcMemoryType, box.srcDevice = kinds.CU_MEMORYTYPE_DEVICE, copy.source
+        if copy.to_host:
+            box.dstMemoryType, box.dstHost = kinds.CU_MEMORYTYPE_HOST, copy.target
+        else:
+            box.dstMemoryType, box.dstDevice = kinds.CU_MEMORYTYPE_DEVICE, copy.target
+        return box
+
     def _make(self) -> Any:
         graph = self._context.call("cuGraphCreate", 0)
-        nodes = [self._node(graph, prepared) for prepared in self._launches]
+        nodes = self._nodes = [self._node(graph, prepared) for prepared in self._launches]
         before, after, data = [], [], []
         for index, prepared in enumerate(self._launches):
             for dep in prepared.launch.deps:

@@ -301,7 +301,8 @@ class CudaPlan(Closable):
         if self._communications is not None:
             return tuple(map(ready, self.run(inputs)))
         # Plain calls in place of `_working`: this is the path whose host time counts.
-        with self._lock:
+        self._lock.acquire()
+        try:
             self.check_open()
             memory = self._state.memory
             if memory is not None:
@@ -311,27 +312,14 @@ class CudaPlan(Closable):
                 if self._steps is None:
                     assert self._replay is not None
                     self._steps = StepRing(
-                        self._context, self.plan, self._addresses, self._stream, self._replay, self
-                    )
-                slot = self._steps.next_slot()
-                try:
-                    return self._steps.queue(slot, inputs)
-                except DeviceError as error:
-                    self._failed(error)
-                    raise
+                        self._context, self.plan, self._addresses, self._stream, self._replay, self._lock,
+                        self._failed,
+                    )  # fmt: skip
+                return self._steps.step(inputs)
             finally:
                 self._context.pop()
-
-    def wait_for(self, event: Any) -> None:
-        """Wait for an event on the plan's stream; where what is before it failed, the state is lost."""
-        with self._lock, self._context.current():
-            try:
-                self._context.call(
-                    "cuEventSynchronize", event, doing=f"running {len(self._launches)} kernels"
-                )
-            except DeviceError as error:
-                self._failed(error)
-                raise
+        finally:
+            self._lock.release()
 
     # Timing
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from tilewright.runtime.cuda.arrays import CopyIn, copies_in
 from tilewright.runtime.cuda.context import Context
+from tilewright.runtime.cuda.graph import ExplicitGraph, GraphCopy
 from tilewright.runtime.cuda.memory import Destroy, Staging
 from tilewright.runtime.dtypes import DTYPES, Array
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.interface.lazy import LazyArray
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
+from tilewright.runtime.work_lock import WorkLock
 
 #: steps that may be queued: while one runs, the host prepares the next
 SLOTS = 3
@@ -28,13 +30,6 @@ class Replay(Protocol):
 
     def launch(self, stream: Any = None) -> None:
         """Queue one replay on `stream` (default: the plan's)."""
-
-
-class Waiter(Protocol):
-    """What waits for events of a plan's stream, in whichever thread."""
-
-    def wait_for(self, event: Any) -> None:
-        """Return when everything before the event is done; raises `DeviceError` where it failed."""
 
 
 class Slot:
@@ -51,6 +46,7 @@ class Slot:
             self.inputs.release(context.call)
             raise
         self.block, self._events = 0, list[Any]()
+        self.graph: Any = None  # the launches between the copies, where the plan's replay is a graph
         try:
             flag = int(context.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
             for _ in range(2):
@@ -61,8 +57,13 @@ class Slot:
             self.release(context.call)
             raise
         self.event, self.arrived = self._events
-        self.used = False
-        self.results: list[weakref.ref[_Result]] = []  # of the step that used it last
+        # In calling order: what a step touches, without looking anything up.
+        self.input_arrays = [self.inputs.arrays[name] for name in plan.inputs]
+        self.output_arrays = [
+            (self.outputs.arrays[name], plan.buffer_by_name[name].dtype) for name in plan.outputs
+        ]
+        self.busy = False  # a step was queued with it, whose end nobody has waited for
+        self.results: list[weakref.ref[PinnedResult]] = []  # of the step that used it last
         self.alive: list[CopyIn] = []  # what its copies read besides
 
     def keep_results(self) -> None:
@@ -74,6 +75,8 @@ class Slot:
         self.results = []
 
     def release(self, destroy: Destroy) -> None:
+        if self.graph is not None:
+            destroy("cuGraphExecDestroy", self.graph)
         for event in self._events:
             destroy("cuEventDestroy", event)
         if self.block:
@@ -82,37 +85,42 @@ class Slot:
         self.outputs.release(destroy)
 
 
-class _Result:
+class PinnedResult(LazyArray):
     """An output of a step: in the pinned memory of a slot until somebody reads it or the slot is needed."""
 
-    __slots__ = ("__weakref__", "_array", "_event", "_waiter", "value")
+    __slots__ = ("_ring", "pinned", "slot")
 
-    def __init__(self, array: Array, event: Any, waiter: Waiter) -> None:
-        self._array: Array | None = array
-        self._event, self._waiter = event, waiter
-        self.value: Array | None = None
+    def __init__(self, pinned: Array, dtype: str, slot: Slot, ring: StepRing) -> None:
+        # All fields are set here: this is the path whose host time counts.
+        self.shape, self.dtype = pinned.shape, dtype
+        self._value = self._fetch = None
+        self.pinned: Array | None = pinned
+        self.slot, self._ring = slot, ring
 
     def keep(self) -> None:
         """Copy the output, which is there."""
-        if self._array is not None:
-            self.value, self._array = self._array.copy(), None
+        if self.pinned is not None:
+            self._value, self.pinned = self.pinned.copy(), None
 
-    def fetch(self) -> Array:
+    def numpy(self) -> Array:
         """The output, waited for; raises `DeviceError` where the step failed."""
-        if self._array is not None:
-            self._waiter.wait_for(self._event)
-            self.keep()
-        if self.value is None:
+        if self._value is None:
+            self._ring.settle(self)
+        if self._value is None:
             raise DeviceError("this result was not read before its plan was closed after a failure")
-        return self.value
+        return self._value
 
     def drop(self) -> None:
         """Forget the output: what it was to hold was never computed."""
-        self._array = None
+        self.pinned = None
 
 
 class StepRing:
-    """Queues steps of one plan. The plan's lock is held and the context current in every method."""
+    """Queues steps of one plan. Its lock is held and the context current in every method but `settle`.
+
+    Where the plan's replay is a graph, each slot has one of its own, in which the copies are nodes: a step is
+    one launch of it. Arrays that are not plain ones of the host are copied before the plan's own replay.
+    """
 
     def __init__(
         self,
@@ -121,89 +129,147 @@ class StepRing:
         addresses: Mapping[str, int],
         stream: Any,
         replay: Replay,
-        waiter: Waiter,
+        lock: WorkLock,
+        failed: Callable[[DeviceError], None],
     ) -> None:
+        """lock: the plan's; failed: called where something that was queued did not run to its end."""
         self._context, self._plan, self._addresses = context, plan, addresses
-        self._stream, self._replay, self._waiter = stream, replay, waiter
+        self._stream, self._replay, self._lock, self._failed = stream, replay, lock, failed
+        self._launch, self._record = context.api.cuGraphLaunch, context.api.cuEventRecord
         self._slots: list[Slot] = []
         self._turn = 0
-        # The inputs lie one behind the other on the device as in pinned memory: one copy brings all.
         self._types = [
-            (name, plan.buffer_by_name[name].shape, DTYPES[plan.buffer_by_name[name].dtype])
-            for name in plan.inputs
+            (DTYPES[plan.buffer_by_name[name].dtype], plan.buffer_by_name[name].shape) for name in plan.inputs
         ]
         self._outputs = [
             (name, addresses[name], b.size * DTYPES[b.dtype].itemsize)
             for name in dict.fromkeys(plan.outputs)
             if (b := plan.buffer_by_name[name]).size
         ]
+        # The inputs lie one behind the other on the device as in pinned memory: one copy brings all.
         first = min((addresses[b.name] for b in plan.buffers if b.kind == "input"), default=0)
         ends = [addresses[b.name] + b.nbytes for b in plan.buffers if b.kind == "input"]
         self._device_inputs, self._input_bytes = first, max(ends, default=first) - first
         self._copies: Any = None  # the stream on which inputs arrive while the step before runs
-        if self._input_bytes >= OVERLAP_BYTES:
+        if self._input_bytes >= OVERLAP_BYTES and isinstance(replay, ExplicitGraph):
             flag = int(context.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
             self._copies = context.call("cuStreamCreate", flag)
 
-    def queue(self, slot: Slot, inputs: Sequence[object]) -> tuple[LazyArray, ...]:
-        """Queue one step; raises `InputError`, before anything is queued, for inputs that do not fit."""
-        call, stream = self._context.call, self._stream
-        pinned = slot.inputs.arrays
-        plain = len(inputs) == len(self._types) and all(
-            type(x) is np.ndarray and x.dtype == dtype and x.shape == shape
-            for x, (_, shape, dtype) in zip(inputs, self._types, strict=True)
-        )
-        if plain:
-            for x, (name, _, _) in zip(inputs, self._types, strict=True):
-                np.copyto(pinned[name], x)  # type: ignore[arg-type]  # known to be arrays
-            if self._copies is not None:
-                call("cuMemcpyHtoDAsync", slot.block, slot.inputs.address, self._input_bytes, self._copies)
-                call("cuEventRecord", slot.arrived, self._copies)
-                call("cuStreamWaitEvent", stream, slot.arrived, 0)
-                call("cuMemcpyDtoDAsync", self._device_inputs, slot.block, self._input_bytes, stream)
-            elif self._input_bytes:
-                call("cuMemcpyHtoDAsync", self._device_inputs, slot.inputs.address, self._input_bytes, stream)
-        else:
-            self._copy_each(slot, inputs)
-        self._replay.launch()
-        out = slot.outputs.arrays
-        for name, address, nbytes in self._outputs:
-            call("cuMemcpyDtoHAsync", out[name].ctypes.data, address, nbytes, stream)
-        call("cuEventRecord", slot.event, stream)
-        slot.used = True
-        self._turn = (self._turn + 1) % SLOTS
-        results = [_Result(out[name], slot.event, self._waiter) for name in self._plan.outputs]
-        slot.results = [weakref.ref(r) for r in results]
-        buffers = self._plan.buffer_by_name
-        return tuple(
-            LazyArray(buffers[name].shape, buffers[name].dtype, r.fetch)
-            for name, r in zip(self._plan.outputs, results, strict=True)
-        )
+    def step(self, inputs: Sequence[object]) -> tuple[LazyArray, ...]:
+        """Queue one step; raises `InputError`, before anything is queued, for inputs that do not fit.
 
-    def next_slot(self) -> Slot:
-        """The memory of the next step, waited for; raises `OutOfMemoryError` where there is none yet."""
+        Raises `OutOfMemoryError` where there is no memory for one more slot, and then has queued nothing.
+        """
         if len(self._slots) <= self._turn:
-            nbytes = self._input_bytes if self._copies is not None else 0
-            self._slots.append(Slot(self._context, self._plan, nbytes))
+            self._slots.append(self._new_slot())
         slot = self._slots[self._turn]
-        if slot.used:
-            self._waiter.wait_for(slot.event)
+        if slot.busy:
+            self._wait_for(slot)
+        if slot.results:
             slot.keep_results()
-            slot.used, slot.alive = False, []
+        try:
+            if slot.graph is not None and self._plain(inputs):
+                self._launch_graph(slot, inputs)
+            else:
+                self._copy_each(slot, inputs)
+            status = self._record(slot.event, self._stream)[0]
+            if status != self._context.success:
+                raise self._context.failure("cuEventRecord", status)
+        except DeviceError as error:
+            self._failed(error)
+            raise
+        slot.busy = True
+        self._turn = (self._turn + 1) % SLOTS
+        results = [PinnedResult(pinned, dtype, slot, self) for pinned, dtype in slot.output_arrays]
+        slot.results = [weakref.ref(r) for r in results]
+        return tuple(results)
+
+    def _plain(self, inputs: Sequence[object]) -> bool:
+        """Whether the inputs are arrays of the host of the right types, whatever their layout."""
+        if len(inputs) != len(self._types):
+            return False
+        for x, (dtype, shape) in zip(inputs, self._types, strict=True):
+            if type(x) is not np.ndarray or x.dtype != dtype or x.shape != shape:
+                return False
+        return True
+
+    def _launch_graph(self, slot: Slot, inputs: Sequence[Any]) -> None:
+        """Queue the slot's graph on copies of the inputs."""
+        for pinned, x in zip(slot.input_arrays, inputs, strict=True):
+            pinned[...] = x
+        if self._copies is not None:
+            call = self._context.call
+            call("cuMemcpyHtoDAsync", slot.block, slot.inputs.address, self._input_bytes, self._copies)
+            call("cuEventRecord", slot.arrived, self._copies)
+            call("cuStreamWaitEvent", self._stream, slot.arrived, 0)
+        # The driver's function itself: this is the path whose host time counts.
+        status = self._launch(slot.graph, self._stream)[0]
+        if status != self._context.success:
+            raise self._context.failure("cuGraphLaunch", status)
+
+    def _wait_for(self, slot: Slot) -> None:
+        """Wait for the step that used a slot last; raises `DeviceError` where it failed."""
+        try:
+            doing = f"running {len(self._plan.launches)} kernels"
+            self._context.call("cuEventSynchronize", slot.event, doing=doing)
+        except DeviceError as error:
+            self._failed(error)
+            raise
+        slot.busy, slot.alive = False, []
+
+    def settle(self, result: PinnedResult) -> None:
+        """Let a result keep its array when its step is done; raises `DeviceError` where that failed."""
+        self._lock.acquire()
+        try:
+            if result.pinned is None:
+                return
+            if result.slot.busy:
+                with self._context.current():
+                    self._wait_for(result.slot)
+            result.keep()
+        finally:
+            self._lock.release()
+
+    def _new_slot(self) -> Slot:
+        slot = Slot(self._context, self._plan, self._input_bytes if self._copies is not None else 0)
+        try:
+            if isinstance(self._replay, ExplicitGraph):
+                slot.graph = self._replay.with_copies(self._arrival(slot), list(self._departures(slot)))
+        except BaseException:
+            slot.release(self._context.call)
+            raise
         return slot
 
+    def _arrival(self, slot: Slot) -> GraphCopy | None:
+        """The copy that brings the inputs from where they arrive, before the first launches that read one."""
+        if not self._input_bytes:
+            return None
+        source = slot.block or slot.inputs.address
+        readers = first_users(self._plan, {b.name for b in self._plan.buffers if b.kind == "input"})
+        return GraphCopy(self._device_inputs, source, self._input_bytes, readers, from_host=not slot.block)
+
+    def _departures(self, slot: Slot) -> Iterator[GraphCopy]:
+        """The copies of the outputs, each behind the last launches that write it."""
+        for name, address, nbytes in self._outputs:
+            writers = last_writers(self._plan, self._plan.locate(name)[0].name)
+            target = slot.outputs.arrays[name].ctypes.data
+            yield GraphCopy(target, address, nbytes, writers, to_host=True)
+
     def _copy_each(self, slot: Slot, inputs: Sequence[object]) -> None:
-        """Check the inputs, and copy each from where it is: the host, or this GPU through DLPack."""
-        steps = copies_in(self._context, self._plan, self._addresses, inputs, self._stream)
+        """Check the inputs, copy each from where it is, the host or this GPU through DLPack, and replay."""
+        call, stream = self._context.call, self._stream
+        steps = copies_in(self._context, self._plan, self._addresses, inputs, stream)
         for step in steps:
             if step.array is None:
-                step.start(self._context, self._stream)
+                step.start(self._context, stream)
             elif step.nbytes:
                 target = slot.inputs.arrays[step.name]
                 target[...] = step.array
-                source = target.ctypes.data
-                self._context.call("cuMemcpyHtoDAsync", step.target, source, step.nbytes, self._stream)
+                call("cuMemcpyHtoDAsync", step.target, target.ctypes.data, step.nbytes, stream)
         slot.alive = steps
+        self._replay.launch()
+        for name, address, nbytes in self._outputs:
+            call("cuMemcpyDtoHAsync", slot.outputs.arrays[name].ctypes.data, address, nbytes, stream)
 
     def release(self, destroy: Destroy, *, failed: bool) -> None:
         """Free everything; results that nobody has read are kept, unless what they wait for failed."""
@@ -220,3 +286,30 @@ class StepRing:
         if self._copies is not None:
             destroy("cuStreamDestroy", self._copies)
             self._copies = None
+
+
+def first_users(plan: ExecutionPlan, owners: set[str]) -> tuple[int, ...]:
+    """The launches that touch one of the buffers and come after no other that does."""
+    later, out = set[int](), []
+    for index, launch in enumerate(plan.launches):
+        if not later.isdisjoint(launch.deps):
+            later.add(index)
+        elif any(plan.locate(name)[0].name in owners for name in launch.args):
+            later.add(index)
+            out.append(index)
+    return tuple(out)
+
+
+def last_writers(plan: ExecutionPlan, owner: str) -> tuple[int, ...]:
+    """The launches that write to a buffer and come before no other that does."""
+    before, out = set[int](), []
+    for index in reversed(range(len(plan.launches))):
+        launch = plan.launches[index]
+        if index not in before and any(
+            plan.locate(launch.args[position])[0].name == owner for position in launch.writes
+        ):
+            before.add(index)
+            out.append(index)
+        if index in before:
+            before.update(launch.deps)
+    return tuple(out)

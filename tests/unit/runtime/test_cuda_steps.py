@@ -1,6 +1,6 @@
 """Steps that a GPU queues, on a stand-in for the driver: pinned memory in turns, results, shared state."""
 
-# ruff: noqa: N802 - the names are those of the driver
+# ruff: noqa: N802, N815 - the names are those of the driver
 
 import ctypes
 import gc
@@ -14,7 +14,7 @@ from tests.samples.gpu_samples import SUCCESS, Gpu
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.memory import CudaPool, CudaState
 from tilewright.runtime.cuda.plan import CudaPlan
-from tilewright.runtime.cuda.steps import SLOTS
+from tilewright.runtime.cuda.steps import SLOTS, first_users, last_writers
 from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.interface.state import PlanState
 from tilewright.runtime.plan.check import validate
@@ -55,12 +55,16 @@ class Adding(Gpu):
         super().__init__(0, [])
         self.plan: CudaPlan | None = None
         self.broken = ""
+        #: of graphs and of what was made of them: copies, each with the nodes it waits for
+        self.copies: dict[int, list[tuple[SimpleNamespace, list[int]]]] = {}
+        self.edges: list[tuple[int, int]] = []
 
     CUfunction_attribute = SimpleNamespace(
         CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK=0, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8
     )
 
-    CUDA_KERNEL_NODE_PARAMS = SimpleNamespace
+    CUDA_KERNEL_NODE_PARAMS = CUDA_MEMCPY3D = SimpleNamespace
+    CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
 
     def cuMemAllocHost(self, nbytes: int) -> tuple[Any, int]:
         return self.cuMemAlloc(nbytes)
@@ -74,14 +78,54 @@ class Adding(Gpu):
     def cuFuncGetParamInfo(self, function: int, position: int) -> tuple[Any, int, int]:
         return (SUCCESS if position < 5 else FAILED), 8 * position, 8
 
+    def cuGraphClone(self, graph: int) -> tuple[Any, int]:
+        self.next += 1
+        self.copies[self.next] = list(self.copies.get(graph, []))
+        return SUCCESS, self.next
+
+    def cuGraphNodeFindInClone(self, node: int, clone: int) -> tuple[Any, int]:
+        return SUCCESS, node
+
+    def cuGraphAddMemcpyNode(
+        self, graph: int, before: list[int], count: int, box: SimpleNamespace, context: int
+    ) -> tuple[Any, int]:
+        assert (len(before), box.Height, box.Depth, box.srcPitch) == (count, 1, 1, box.WidthInBytes)
+        self.next += 1
+        self.copies[graph].append((box, before))
+        return SUCCESS, self.next
+
+    def cuGraphAddDependencies(
+        self, graph: int, before: list[int], after: list[int], edges: list[Any], count: int
+    ) -> tuple[Any]:
+        assert len(before) == len(after) == len(edges) == count
+        self.edges += zip(before, after, strict=True)
+        return (SUCCESS,)
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, int]:
+        self.next += 1
+        self.copies[self.next] = self.copies.get(graph, [])
+        return SUCCESS, self.next
+
+    def cuGraphDestroy(self, graph: int) -> tuple[Any]:
+        self.copies.pop(graph, None)
+        return (SUCCESS,)
+
+    cuGraphExecDestroy = cuGraphDestroy
+
     def cuGraphLaunch(self, graph: int, stream: int) -> tuple[Any]:
         self.log.append(("cuGraphLaunch", stream))
         if self.broken == "launch":
             return (FAILED,)
         assert self.plan is not None
+        for box, before in self.copies[graph]:
+            if not before:
+                ctypes.memmove(box.dstDevice, getattr(box, "srcHost", 0) or box.srcDevice, box.WidthInBytes)
         x, y, total, doubled = (self._array(name) for name in ("x", "y", "total", "doubled"))
         total += x + y[0]
         doubled[:] = 2 * total
+        for box, before in self.copies[graph]:
+            if before:
+                ctypes.memmove(box.dstHost, box.srcDevice, box.WidthInBytes)
         return (SUCCESS,)
 
     def cuEventSynchronize(self, event: int) -> tuple[Any]:
@@ -112,9 +156,10 @@ def total_of(plan: CudaPlan) -> np.ndarray:
     return plan._state.memory.read("total")
 
 
-def test_steps_advance_the_state_and_their_results_stay(gpu):
+@pytest.mark.parametrize("kind", [np.asarray, lambda i, dtype: dtype(i)], ids=["arrays", "others"])
+def test_steps_advance_the_state_and_their_results_stay(gpu, kind):
     plan = load(gpu)
-    results = [plan.step([X, np.float32(i)]) for i in range(3 * SLOTS)]
+    results = [plan.step([X, kind(i, np.float32)]) for i in range(3 * SLOTS)]
     total = np.zeros(N, np.float32)
     for i, (doubled, new) in enumerate(results):
         total += X + np.float32(i)
@@ -130,11 +175,35 @@ def test_a_step_is_few_calls_of_the_driver_and_takes_no_memory(gpu):
     y = np.asarray(1, np.float32)
     for _ in range(2 * SLOTS):
         plan.step([X, y])
-    before = len(gpu.memory)
+    before, graphs = len(gpu.memory), len(gpu.copies)
     gpu.log.clear()
     plan.step([X, y])
-    assert len(gpu.memory) == before
     assert [entry[0] for entry in gpu.log] == ["cuEventSynchronize", "cuGraphLaunch", "cuEventRecord"]
+    assert (len(gpu.memory), len(gpu.copies)) == (before, graphs)
+    plan.close()
+    assert not gpu.copies
+
+
+def test_a_slot_that_was_waited_for_is_not_waited_for_again(gpu):
+    plan = load(gpu)
+    for _ in range(2 * SLOTS):
+        for result in plan.step([X, np.zeros((), np.float32)]):
+            result.numpy()
+    assert len(gpu.names(["cuEventSynchronize"])) == 2 * SLOTS
+    plan.close()
+
+
+def test_copies_wait_for_what_writes_and_go_before_what_reads(gpu):
+    plan = load(gpu)
+    plan.step([X, np.zeros((), np.float32)])
+    ring = plan._steps
+    assert ring is not None
+    (slot,) = ring._slots
+    (kernel,) = plan._replay._nodes  # type: ignore[union-attr]
+    arrival, *outputs = gpu.copies[slot.graph]
+    assert arrival[1] == []
+    assert [before for _, before in outputs] == [[kernel], [kernel]]
+    assert [after for _, after in gpu.edges] == [kernel]
     plan.close()
 
 
@@ -197,6 +266,33 @@ def test_other_layouts_and_types_of_arrays_are_copied_one_by_one(gpu):
     (_, new) = plan.step([np.repeat(X, 2)[::2], np.float32(2)])
     np.testing.assert_array_equal(new, X + 2)
     plan.close()
+
+
+def test_the_first_users_and_the_last_writers_of_memory():
+    def launch(args, deps, writes):
+        return Launch("k", args, (1, 1, 1), 1, deps=deps, writes=writes)
+
+    launches = (
+        launch(("a", "s"), (), (1,)),  # 0
+        launch(("x", "a"), (), (1,)),  # 1
+        launch(("a", "x.tail", "b"), (0, 1), (2,)),  # 2: after 1, which has read x before
+        launch(("x", "a"), (0,), (1,)),  # 3: a writer of a that nothing follows
+        launch(("b", "s.new"), (2,), (1,)),  # 4
+    )
+    buffers = (
+        Buffer("a", "float32", (N,), "arena", 16),
+        Buffer("b", "float32", (N,), "arena", 16, 256),
+        Buffer("x", "float32", (N,), "input", 16),
+        Buffer("x.tail", "float32", (1,), "alias", 4, 12, "x"),
+        Buffer("s", "float32", (N,), "state", 16),
+        Buffer("s.new", "float32", (N,), "alias", 16, base="s"),
+    )
+    plan = PLAN.replace(buffers=buffers, launches=launches)
+    assert first_users(plan, {"x"}) == (1, 3)
+    assert first_users(plan, {"b"}) == (2,)
+    assert sorted(last_writers(plan, "a")) == [1, 3]
+    assert last_writers(plan, "s") == (4,)
+    assert last_writers(plan, "x") == ()
 
 
 @pytest.mark.parametrize("broken", ["launch", "wait"])
