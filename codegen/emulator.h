@@ -229,23 +229,39 @@ static inline unsigned long long tw_tile_128(const void* tile) { return tw_tile<
 static inline unsigned long long tw_tile_64(const void* tile) { return tw_tile<64>(tile); }
 static inline unsigned long long tw_tile_32(const void* tile) { return tw_tile<32>(tile); }
 
-template <int bytes, float (*value)(unsigned int)>
+// Of turned tiles, panels of columns, it has the bytes of a panel / 16 from bit 44 on, above those of an address.
+template <int row, int panel_bytes>
+static inline unsigned long long tw_panels(const void* tile) {
+    return tw_tile<row>(tile) | (panel_bytes >> 4) * 1ull << 44;
+}
+template <int panel_bytes>
+static inline unsigned long long tw_panels_128(const void* tile) { return tw_panels<128, panel_bytes>(tile); }
+template <int panel_bytes>
+static inline unsigned long long tw_panels_64(const void* tile) { return tw_panels<64, panel_bytes>(tile); }
+template <int panel_bytes>
+static inline unsigned long long tw_panels_32(const void* tile) { return tw_panels<32, panel_bytes>(tile); }
+
+template <int bytes, float (*value)(unsigned int), bool turned = false>
 static inline float tw_tile_element(unsigned long long tile, int row, int k) {
     const int around = 16 >> (tile >> 62);  // 8, 4 or 2 pieces of 16 bytes in a row
-    unsigned long long at = (tile << 2 >> 2 << 4) + row * around * 16 + k * bytes;
+    const int wide = around * 16 / bytes;
+    const unsigned long long panel_bytes = (tile << 2 >> 46) << 4;
+    unsigned long long at = (tile & ((1ull << 44) - 1)) << 4;
+    at += turned ? row / wide * panel_bytes + k * around * 16 + row % wide * bytes : row * around * 16 + k * bytes;
     at ^= (at >> 7 & (around - 1)) << 4;
     unsigned int bits = 0;
     __builtin_memcpy(&bits, (const void*)at, bytes);
     return value(bits);
 }
-template <int n, int bytes, float (*value)(unsigned int)>
+template <int n, int bytes, float (*value)(unsigned int), bool a_turned, bool b_turned>
 static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
     for (int i = 0; i < n / 2; ++i) {
         const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
         double sum = sums[i];
         for (int k = 0; k < 32 / bytes; ++k)
-            sum += (double)tw_tile_element<bytes, value>(a, row, k) * tw_tile_element<bytes, value>(b, column, k);
+            sum += (double)tw_tile_element<bytes, value, a_turned>(a, row, k) *
+                   tw_tile_element<bytes, value, b_turned>(b, column, k);
         sums[i] = (float)sum;
     }
 }
@@ -272,13 +288,17 @@ static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long l
     delete held;
 }
 // Templates, so that only what a kernel calls is compiled.
-#define TW_WGMMA_OF(dtype, n, bytes, value)                                                                  \
+#define TW_WGMMA_OF(kind, n, bytes, value, a_turned, b_turned)                                               \
     template <class Float>                                                                                   \
-    static inline void tw_wgmma_##dtype##_##n(Float* c, unsigned long long a, unsigned long long b) {         \
-        tw_multiply(tw_warpgroup<n, bytes, value>, c, a, b);                                                 \
+    static inline void tw_wgmma_##kind##_##n(Float* c, unsigned long long a, unsigned long long b) {          \
+        tw_multiply(tw_warpgroup<n, bytes, value, a_turned, b_turned>, c, a, b);                             \
     }
+#define TW_WGMMA_TURNED(dtype, n, value)                                                                     \
+    TW_WGMMA_OF(dtype, n, 2, value, false, false) TW_WGMMA_OF(dtype##_a, n, 2, value, true, false)            \
+    TW_WGMMA_OF(dtype##_b, n, 2, value, false, true) TW_WGMMA_OF(dtype##_ab, n, 2, value, true, true)
 #define TW_WGMMA(n)                                                                                          \
-    TW_WGMMA_OF(f16, n, 2, tw_half) TW_WGMMA_OF(bf16, n, 2, tw_brain) TW_WGMMA_OF(f32, n, 4, tw_cut_tf32)     \
+    TW_WGMMA_TURNED(f16, n, tw_half) TW_WGMMA_TURNED(bf16, n, tw_brain)                                       \
+    TW_WGMMA_OF(f32, n, 4, tw_cut_tf32, false, false)                                                         \
     template <class Float>                                                                                   \
     static inline void tw_wgmma_f32_held_##n(Float* c, const float* a, unsigned long long b) {                \
         TwHeld* own = new TwHeld{a, {}};                                                                     \
@@ -290,6 +310,7 @@ TW_WGMMA(72) TW_WGMMA(80) TW_WGMMA(88) TW_WGMMA(96) TW_WGMMA(104) TW_WGMMA(112) 
 TW_WGMMA(136) TW_WGMMA(144) TW_WGMMA(152) TW_WGMMA(160) TW_WGMMA(168) TW_WGMMA(176) TW_WGMMA(184) TW_WGMMA(192)
 TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(240) TW_WGMMA(248) TW_WGMMA(256)
 #undef TW_WGMMA
+#undef TW_WGMMA_TURNED
 #undef TW_WGMMA_OF
 static inline void tw_wgmma_begin() {}
 static inline void tw_wgmma_commit() { tw_multiply_commit(); }

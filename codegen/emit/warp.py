@@ -8,8 +8,8 @@ from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread.warpgroup_ops import GROUP_M
-from tilewright.ir.types import itemsize
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, TURNED, depth_of
+from tilewright.ir.types import TensorType, itemsize
 
 _SHUFFLES = {
     "down": "__shfl_down_sync",
@@ -66,29 +66,49 @@ def _multiply(e: Emission, op: Op) -> None:
     if not b.swizzled or not (a.swizzled or held):
         raise UnsupportedError("thread.warpgroup_mma: expected swizzled tiles", where=op.loc)
     rows, columns = c.type.shape[:2]
-    row = b.type.shape[-1] * itemsize(b.type.dtype)
-    function = e.need(f"wgmma_{a.type.dtype}{'_held' if held else ''}_{columns * c.type.shape[3]}")
+    a_turned, b_turned = (bool(op[key]) for key in TURNED)
+    depth = MMA_K_BYTES // itemsize(b.type.dtype)
+    kind = "_held" if held else "".join((*["_"][: a_turned or b_turned], *"a"[:a_turned], *"b"[:b_turned]))
+    function = e.need(f"wgmma_{a.type.dtype}{kind}_{columns * c.type.shape[3]}")
     e.line("{")
-    right = _tile(e, "right", b, op.exprs("b_at"))
-    left = "" if held else _tile(e, "left", a, op.exprs("a_at"))
+    right = _tile(e, "right", b, op.exprs("b_at"), b_turned)
+    left = "" if held else _tile(e, "left", a, op.exprs("a_at"), a_turned)
     e.line(f"{e.need('wgmma_begin')}();")
-    for step in range(1 if held else row // MMA_K_BYTES):
-        along = step * MMA_K_BYTES // _UNIT_BYTES
+    for step in range(1 if held else depth_of(b.type, b_turned) // depth):
         for i in range(rows):
-            down = i * GROUP_M * row // _UNIT_BYTES
-            first = tile_text(e, a, (*op.exprs("a_at"), i)) if held else f"{left} + {down + along}"
-            e.line(f"{function}({tile_text(e, c, (i, 0))}, {first}, {right} + {along});")
+            if held:
+                first = tile_text(e, a, (*op.exprs("a_at"), i))
+            else:
+                first = f"{left} + {_rows_on(a.type, i * GROUP_M, a_turned) + _along(a.type, step, a_turned)}"
+            second = f"{right} + {_along(b.type, step, b_turned)}"
+            e.line(f"{function}({tile_text(e, c, (i, 0))}, {first}, {second});")
     e.line(f"{e.need('wgmma_commit')}();")
     e.line("}")
 
 
-def _tile(e: Emission, name: str, memory: BufferRef, at: tuple[Expr, ...]) -> str:
+def _along(t: TensorType, step: int, turned: bool) -> int:
+    """From the start of a tile to a step along the reduced dimension, in units of descriptors."""
+    nbytes = step * MMA_K_BYTES
+    return (nbytes * t.shape[-1] if turned else nbytes) // _UNIT_BYTES
+
+
+def _rows_on(t: TensorType, rows: int, turned: bool) -> int:
+    """From the start of a tile to a later row (a column of panels), in units of descriptors."""
+    nbytes = rows * itemsize(t.dtype)
+    return nbytes * (t.shape[-2] if turned else t.shape[-1]) // _UNIT_BYTES
+
+
+def _tile(e: Emission, name: str, memory: BufferRef, at: tuple[Expr, ...], turned: bool) -> str:
     """The descriptor of a tile from an index on; where rows start, nothing is permuted."""
     size = itemsize(memory.type.dtype)
-    function, last = e.need(f"tile_{memory.type.shape[-1] * size}"), at[-1]
+    row, last = memory.type.shape[-1] * size, at[-1]
     assert isinstance(last, int)
     start = e.element(memory, (*at[:-1], 0))
-    e.line(f"const unsigned long long {name} = {function}(&{start}) + {last * size // _UNIT_BYTES};")
+    if turned:
+        call = f"{e.need(f'panels_{row}')}<{memory.type.shape[-2] * row}>(&{start})"
+    else:
+        call = f"{e.need(f'tile_{row}')}(&{start})"
+    e.line(f"const unsigned long long {name} = {call} + {last * size // _UNIT_BYTES};")
     return name
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from tilewright.codegen.prelude.registry import helper
 from tilewright.ir.thread.warpgroup_ops import GROUP_N, MOST_N
 
-#: by the dtype of the factors: its name in the instruction, depth, and the flags of transposed tiles
-_KINDS = {"f16": ("f16", 16, ", 0, 0"), "bf16": ("bf16", 16, ", 0, 0"), "f32": ("tf32", 8, "")}
+#: by the dtype of the factors: its name in the instruction, depth, and which factors may be turned
+_KINDS = {
+    "f16": ("f16", 16, ("", "a", "b", "ab")),
+    "bf16": ("bf16", 16, ("", "a", "b", "ab")),
+    "f32": ("tf32", 8, ("",)),
+}
 #: code of the swizzle in a descriptor, by bytes of a row
 SWIZZLES = {128: 1, 64: 2, 32: 3}
 
-# Bits 0 to 13: address / 16; 32 to 45: bytes from eight rows to the next eight / 16; 62 and 63: swizzle.
+# Bits 0 to 13: address / 16; 32 to 45: bytes from eight rows to the next eight / 16; 62 and 63: swizzle. Of
+# turned tiles, bits 16 to 29: bytes from a panel to the next one / 16.
 for _row, _code in SWIZZLES.items():
     helper(
         f"tile_{_row}",
@@ -23,14 +30,28 @@ FN unsigned long long NAME(const void* tile) {{
         "cuda",
         emulated=True,
     )
+    helper(
+        f"panels_{_row}",
+        f"""
+template <int panel_bytes>
+FN unsigned long long NAME(const void* tile) {{
+    const unsigned long long at = (unsigned long long)__cvta_generic_to_shared(tile);
+    const unsigned long long panel = panel_bytes >> 4;
+    return (at & 0x3ffff) >> 4 | panel << 16 | {_row * 8 >> 4}ull << 32 | {_code}ull << 62;
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
 
-for _dtype, (_name, _k, _flags) in _KINDS.items():
-    for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+for _dtype, (_name, _k, _turns) in _KINDS.items():
+    for _n, _turned in product(range(GROUP_N, MOST_N + 1, GROUP_N), _turns):
+        _flags = f", {int('a' in _turned)}, {int('b' in _turned)}" if len(_turns) > 1 else ""
         _count = _n // 2
         _sums = ", ".join(f"%{i}" for i in range(_count))
         _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
         helper(
-            f"wgmma_{_dtype}_{_n}",
+            f"wgmma_{_dtype}_{_turned}_{_n}" if _turned else f"wgmma_{_dtype}_{_n}",
             f"""
 FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
     asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k{_k}.f32.{_name}.{_name} "

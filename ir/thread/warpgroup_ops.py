@@ -1,8 +1,10 @@
 """Thread-level ops of warpgroups: four warps multiply matrices that lie in shared memory, asynchronously.
 
 The first factor may also lie in their registers. A tile's rows are 32, 64 or 128 bytes along the reduced
-dimension, swizzled. Each thread that wrote a part of a tile passes `thread.fence_async_proxy`, then all pass
-a barrier, before it is multiplied; neither tiles nor sums may be touched until `thread.warpgroup_wait`.
+dimension, swizzled. Tiles of 16-bit elements may also be turned: panels [panel, k, column] whose rows of so
+many bytes lie along the other dimension, one for each index of the reduced one. Each thread that wrote a part
+of a tile passes `thread.fence_async_proxy`, then all pass a barrier, before it is multiplied; neither tiles
+nor sums may be touched until `thread.warpgroup_wait`.
 """
 
 from __future__ import annotations
@@ -23,9 +25,19 @@ GROUP_N, MOST_N = 8, 256
 ROW_BYTES = (32, 64, 128)
 
 
+#: attributes that say whether a factor's tile is turned
+TURNED = ("a_turned", "b_turned")
+
+
+def depth_of(t: TensorType, turned: bool) -> int:
+    """Elements of a tile in shared memory along the reduced dimension."""
+    return t.shape[-2] if turned else t.shape[-1]
+
+
 def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     a, b, c = types
     in_registers = isinstance(a, TensorType) and a.space == "frag"
+    _check_turned(types, attrs)
     for t, key in ((b, "b_at"),) if in_registers else ((a, "a_at"), (b, "b_at")):
         if not isinstance(t, TensorType) or t.space != "shared" or len(attrs[key]) != t.rank:
             raise InputError(f"expected a buffer in shared and its index as {key}, got {t}")
@@ -41,9 +53,21 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
         raise InputError(f"expected 8 to {MOST_N} columns of sums, got {c}")
     depth = MMA_K_BYTES // itemsize(a.dtype)
-    if a.dtype != b.dtype or a.shape[-1] != (depth if in_registers else b.shape[-1]):
+    a_turned, b_turned = (bool(attrs[key]) for key in TURNED)
+    if a.dtype != b.dtype or depth_of(a, a_turned) != (depth if in_registers else depth_of(b, b_turned)):
         raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
     return []
+
+
+def _check_turned(types: Sequence[Type], attrs: Attrs) -> None:
+    """Raise InputError for a turned tile that is none of 16-bit elements, or starts inside of its panels."""
+    for t, key, turned in zip(types, ("a_at", "b_at"), TURNED, strict=False):
+        if not attrs[turned]:
+            continue
+        if not isinstance(t, TensorType) or t.space != "shared" or t.rank < 3 or itemsize(t.dtype) != 2:
+            raise InputError(f"expected panels of 16-bit elements in shared as a turned tile, got {t}")
+        if attrs[key][-2:] != (0, 0) or t.shape[-2] % (MMA_K_BYTES // itemsize(t.dtype)):
+            raise InputError(f"expected whole panels of a multiple of 16 rows for a turned tile, got {t}")
 
 
 define(
@@ -51,10 +75,13 @@ define(
     ("a", "b", "sums"),
     "Start sums[i] += a @ b^T, for each i the 64 rows of `a` from `a_at` + 64 i with the columns of the "
     "sums as rows of `b` from `b_at`; one group for `warpgroup_wait`. Tiles are multiplied over whole "
-    "rows, fragments of `a` over their depth. Warp w of four holds rows 16 w to 16 w + 15 of each 64.",
+    "rows, fragments of `a` over their depth. Warp w of four holds rows 16 w to 16 w + 15 of each 64. A "
+    "turned tile [..., panel, k, column] is multiplied from the panel at its index on, and over all its k.",
     attrs={
         "a_at": AttrDef("exprs", doc="index of the first row's first element, or of fragments[i]"),
         "b_at": AttrDef("exprs", doc="index of the first row's first element"),
+        "a_turned": AttrDef("bool", False, doc="`a` is panels of columns of the reduced dimension"),
+        "b_turned": AttrDef("bool", False, doc="`b` is panels of columns of the reduced dimension"),
         "engine": AttrDef("str", "wgmma"),
     },
     results=0,

@@ -13,6 +13,7 @@ from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, s
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
+from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType
 from tilewright.passes.thread.scopes import Mask, loop_ranges, mask_of
 
@@ -82,10 +83,11 @@ def accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
 def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
     """The shared-memory accesses of an op itself."""
     if op.name == "thread.warpgroup_mma":
-        for tile, start in zip(op.operands[:2], ("a_at", "b_at"), strict=True):
+        for tile, start, turned in zip(op.operands[:2], ("a_at", "b_at"), TURNED, strict=True):
             if tile.tensor.space == "shared":
-                slot = op.exprs(start)[:-2]
-                yield Access(tile, False, (*slot, None, None), 1, mask, ranges, group=0, multiplied=True)
+                first, inner = op.exprs(start), 3 if op[turned] else 2
+                place = (*first[:-inner], *[None] * inner)
+                yield Access(tile, False, place, 1, mask, ranges, group=0, multiplied=True)
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
             continue
@@ -162,12 +164,14 @@ def _own_elements(a: Access, b: Access) -> bool:
 def _counted_apart(a: Access, b: Access) -> bool:
     """No two threads (or warps) touch the same group of lanes, by trying all values of the index's symbols.
 
-    Only those that do the accesses count, where both do them under the same conditions.
+    Only those that do the accesses count, where both do them under the same conditions. Where an index is the
+    same for all threads at a time, it tells none of them apart.
     """
     at, buffer = a.at, a.buffer.type
     unit = "warp" if a.warps else "tid"
     if at is None or None in at or not isinstance(buffer, TensorType):
         return False
+    at = tuple(0 if e is not None and symbols(e) and all(map(_uniform, symbols(e))) else e for e in at)
     masks = [
         (part, low, high) for part, low, high in a.mask if isinstance(low, int) and isinstance(high, int)
     ]

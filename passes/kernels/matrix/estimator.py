@@ -121,15 +121,21 @@ def _shared_clk(
 
 
 def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
-    """Lines of memory that the asynchronous copies of a chunk touch: rows share them where they are whole."""
-    row = space.k * problem.element_bytes / LINE_BYTES
+    """Lines of memory that the asynchronous copies of a chunk touch: rows share them where they are whole.
+
+    A tile of columns of the channel has a row for each index of the channel.
+    """
     lines = np.zeros(len(space))
-    for extent, copy, whole in (
-        (space.m, problem.first_copy, (space.k == problem.channel) & (problem.taps == 1)),
-        (space.n, problem.second_copy, space.k == problem.channel * problem.taps),
+    for extent, everything, copy, by_channel, whole in (
+        (space.m, problem.m, problem.first_copy, problem.first_rows, problem.taps == 1),
+        (space.n, problem.n, problem.second_copy, problem.second_rows, True),
     ):
-        if copy:
-            lines = lines + extent * np.where(whole, row, np.maximum(1.0, row))
+        if not copy:
+            continue
+        depth = problem.channel * problem.taps
+        count, length, most = (extent, space.k, depth) if by_channel else (space.k, extent, everything)
+        row = length * problem.element_bytes / LINE_BYTES
+        lines = lines + count * np.where((length == most) & whole, row, np.maximum(1.0, row))
     return np.asarray(lines)
 
 

@@ -90,7 +90,7 @@ class MatrixParameters(AttrRecord):
 
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
-            raise InputError("expected factors in rows of the channel for warpgroups")
+            raise InputError("expected factors of 32 bits in rows of the channel for warpgroups")
         if self.warps.m % WARPGROUP_WARPS or self.warps.k != 1 or self.warp_n > MOST_N:
             raise InputError(
                 f"expected multiples of {WARPGROUP_WARPS} warps along m, one set of them and at most "
@@ -98,8 +98,17 @@ class MatrixParameters(AttrRecord):
                 f"and {self.warp_n} columns"
             )
         row = self.block.k * itemsize(view.dtype)
-        if row not in ROW_BYTES:
+        if row not in ROW_BYTES and any(view.along(i) in ("", view.channel) for i in (0, 1)):
             raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+
+
+def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int) -> int:
+    """Columns of one panel of a factor that warpgroups multiply turned: as many as a row's bytes may be.
+
+    A warpgroup starts at a panel, and the columns of the others are whole panels.
+    """
+    shared = plan.warp_n if operand else WARPGROUP_WARPS * MMA_M
+    return max(n // element_bytes for n in ROW_BYTES if shared * element_bytes % n == 0)
 
 
 def matrix_parameters(kernel: Func, view: MatrixView) -> MatrixParameters:

@@ -164,8 +164,9 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
-    """Return whether warpgroups can multiply the factors: tiles of both must be rows of the channel."""
-    return problem.first_rows and problem.second_rows and hardware.wgmma_share > 0
+    """Return whether warpgroups can multiply the factors: rows of the channel, or columns of 16 bits."""
+    rows = problem.first_rows and problem.second_rows
+    return (rows or problem.element_bytes == 2) and hardware.wgmma_share > 0
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -176,6 +177,13 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
     keep &= space.n < 2 * max(problem.n, 2 * MMA_N)
     keep &= space.k < 2 * max(problem.channel, MMA_K_BYTES // problem.element_bytes)
+    if not (problem.first_rows and problem.second_rows):
+        # Rows of columns are as long whatever the chunk: shorter ones pay where less lies beyond the channel.
+        longest = _K_BYTES[-1] // problem.element_bytes
+        depth = ceil_div(problem.channel, space.k) * space.k
+        keep &= (
+            (space.groups == 0) | (space.k >= longest) | (depth < -(-problem.channel // longest) * longest)
+        )
     return space.take(keep) if keep.any() else space
 
 
@@ -185,7 +193,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     found &= space.k % (MMA_K_BYTES // problem.element_bytes * space.warps_k) == 0
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
-        found &= rows | (problem.element_bytes == 4) | (extent % 64 == 0) | (extent == 16) | (extent == 32)
+        # Those of warpgroups are panels of such rows.
+        swizzled = (extent % 64 == 0) | (extent == 16) | (extent == 32) | (space.groups > 0)
+        found &= rows | (problem.element_bytes == 4) | swizzled
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where(space.groups > 0, MOST_GROUP_SUMS, MAX_SUMS)

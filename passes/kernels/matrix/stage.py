@@ -11,7 +11,7 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters
+from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, panel_columns
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -27,7 +27,8 @@ COMPUTED_BYTES = 16
 class Staged:
     """One factor (0: rows, 1: columns): its ring of tiles, and how the block fills one of them.
 
-    by_channel: a tile holds rows of the channel ([m, k], [n, k]), else columns of it ([k, m], [k, n]).
+    by_channel: a tile holds rows of the channel ([m, k], [n, k]), else columns of it ([k, m], [k, n]); for
+    warpgroups, turned, in panels of columns ([panel, k, column]) whose rows are as long as they can be.
     """
 
     def __init__(
@@ -53,7 +54,11 @@ class Staged:
         self.major = self.rows if self.by_channel else plan.block.k
         self.vectors = minor // self.lanes
         swizzled = self.by_channel or self.size == 2
-        shape = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
+        self.turned = plan.engine == WARPGROUPS and not self.by_channel
+        self.panel = panel_columns(plan, operand, self.size) if self.turned else minor
+        shape: tuple[int, ...] = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
+        if self.turned:
+            shape = (slots, minor // self.panel, self.major, self.panel)
         name = f"{'ab'[operand]}_tiles"
         align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
         self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
@@ -68,7 +73,13 @@ class Staged:
 
     def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
         """Index of an element in the ring."""
-        return (slot, outer, k) if self.by_channel else (slot, k, outer)
+        return self._at(slot, outer, k) if self.by_channel else self._at(slot, k, outer)
+
+    def _at(self, slot: Expr, major: Expr, minor: Expr) -> tuple[Expr, ...]:
+        """Index of an element in the ring by its row and column in a tile."""
+        if self.turned:
+            return (slot, minor // self.panel, major, minor % self.panel)
+        return (slot, major, minor)
 
     @property
     def steps(self) -> int:
@@ -83,16 +94,17 @@ class Staged:
         w = self.w
         with self._vectors() as (_, major, minor, inside), w.when(inside):
             where, mask = self._place(chunk, major, minor)
+            at = tuple(map(w.simple, self._at(slot, major, minor)))
             w.b.do(
                 "thread.copy_async", w.inputs[self.source.value], self.tiles,
-                src=where, dst=tuple(map(w.simple, (slot, major, minor))), lanes=self.lanes, mask=mask,
+                src=where, dst=at, lanes=self.lanes, mask=mask,
             )  # fmt: skip
 
     def round(self, slot: Expr) -> None:
         """Round to TF32, where they lie, the elements of a slot that this thread has copied."""
         w = self.w
         with self._vectors() as (_, major, minor, inside), w.when(inside):
-            at = tuple(map(w.simple, (slot, major, minor)))
+            at = tuple(map(w.simple, self._at(slot, major, minor)))
             w.b.do("thread.round_shared", self.tiles, at=at, lanes=self.lanes)
 
     def load(self, chunk: Expr) -> Value:
@@ -115,7 +127,7 @@ class Staged:
             w.when(inside),
             w.loop("v", self.lanes, unroll=1) as lane,
         ):
-            w.store(w.load(registers, (step, lane)), self.tiles, (slot, major, minor + lane))
+            w.store(w.load(registers, (step, lane)), self.tiles, self._at(slot, major, minor + lane))
 
     @contextmanager
     def _vectors(self) -> Iterator[tuple[Expr, Expr, Expr, Mask]]:

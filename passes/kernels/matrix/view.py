@@ -203,8 +203,8 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Return whether tiles of both factors are rows of the channel, which is what warpgroups multiply."""
-    return all(view.along(i) in ("", view.channel) for i in (0, 1))
+    """Return whether warpgroups multiply such tiles: rows of the channel, or columns of it of 16 bits."""
+    return itemsize(view.dtype) == 2 or all(view.along(i) in ("", view.channel) for i in (0, 1))
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

@@ -46,7 +46,9 @@ def reduce_by_warpgroups(
             _multiply_held(w, plan, a, b, acc, slot, column)
         else:
             first, _ = warpgroup_rows(w, plan)
-            _start(w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, column, 0), acc)
+            _start(
+                w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, column, 0), acc, turned=a.turned
+            )
         waiting = ring.refill(chunk)
         if chunks > slots:
             w.b.do("thread.warpgroup_wait", acc, pending=unread - 1)
@@ -63,10 +65,13 @@ def _start(
     b: Staged,
     b_at: Sequence[Expr],
     acc: Value,
+    *,
+    turned: bool = False,
 ) -> None:
     w.b.do(
         "thread.warpgroup_mma", a, b.tiles, acc,
-        a_at=tuple(map(w.simple, a_at)), b_at=tuple(map(w.simple, b_at)), engine=plan.engine,
+        a_at=tuple(map(w.simple, a_at)), b_at=tuple(map(w.simple, b_at)),
+        a_turned=turned, b_turned=b.turned, engine=plan.engine,
     )  # fmt: skip
 
 

@@ -105,8 +105,12 @@ def test_warpgroups_are_taken_where_a_device_has_them():
     assert with_groups.parameters.engine == "wgmma"
     assert with_groups.estimate_s < 0.8 * without.estimate_s
     assert least_matrix_s(problem, H100) < least_matrix_s(problem, replace(H100, wgmma_share=0.0))
-    by_columns = choose_matrix(replace(problem, second_rows=False), H100)
-    assert by_columns.parameters.engine == "mma"
+    by_columns = choose_matrix(replace(problem, first_rows=False, second_rows=False), H100)
+    assert by_columns.parameters.engine == "wgmma"
+    assert by_columns.parameters.block.k == 64
+    assert by_columns.estimate_s == pytest.approx(choose_matrix(problem, H100).estimate_s, rel=0.05)
+    wide = choose_matrix(replace(PROBLEMS["tf32"], second_rows=False), H100)
+    assert wide.parameters.engine == "mma"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100a", "sm_120"])

@@ -47,6 +47,32 @@ def test_products(dtype, size, tiles):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "orders", "size", "tiles"),
+    [
+        ("f16", "mc cn", (70, 40, 200), (64, 32, 64, 4, 1, 3)),  # rows of 64 bytes
+        ("bf16", "cm nc", (136, 24, 136), (128, 32, 32, 4, 1, 4)),  # two times 64 rows per warpgroup
+        (
+            "f16",
+            "cm cn",
+            (136, 200, 72),
+            (128, 192, 16, 8, 1, 4),
+        ),  # two warpgroups along m, three panels along n
+        ("f16", "cm cn", (64, 96, 72), (64, 96, 32, 4, 2, 2)),  # two along n, 48 columns each
+        ("bf16", "cm cn", (72, 136, 130), (64, 128, 128, 4, 1, 2)),  # chunks longer than a row
+        ("bf16", "cm cn", (72, 128, 16), (64, 128, 16, 4, 2, 2)),  # one chunk
+    ],
+)
+def test_factors_in_columns(dtype, orders, size, tiles):
+    first, second = orders.split()
+    kernel = gemm(dtype, *size, first, second)
+    a, b = inputs_of(kernel)
+    want = (a if first == "mc" else a.T).astype(np.float64) @ (b if second == "cn" else b.T).astype(
+        np.float64
+    )
+    assert_close(emulated(kernel, [a, b], *tiles, engine="wgmma"), want, dtype)
+
+
+@pytest.mark.parametrize(
     ("dtype", "shape", "tiles"),
     [
         ("f32", (2, (5, 6), 16, 24, 3, 1, "NHWC"), (64, 32, 16, 4, 1, 3)),
@@ -81,10 +107,13 @@ def test_computed_factors(stages):
         ("f16", (256, 192, 64, 8, 1, 4)),
         ("f32", (128, 128, 32, 4, 1, 3)),
         ("f32", (128, 256, 32, 8, 1, 4)),
+        ("f16 cm cn", (128, 256, 64, 8, 1, 4)),
+        ("bf16 mc cn", (128, 256, 64, 8, 1, 4)),
     ],
 )
 def test_large_tiles_stay_in_registers(dtype, tiles):
-    text = source(lowered(gemm(dtype, 4096, 4096, 4096), *tiles, raster=8, engine="wgmma"))
+    dtype, *orders = dtype.split()
+    text = source(lowered(gemm(dtype, 4096, 4096, 4096, *orders), *tiles, raster=8, engine="wgmma"))
     built = compile_cuda(text, arch="sm_90a")
     assert built.kernels["k"].spill_bytes == 0
     assert "wgmma" in text
@@ -136,7 +165,7 @@ def test_tiles_must_be_published():
     [
         (gemm("f16", 64, 64, 64), (64, 32, 64, 2, 2, 3), "multiples of 4 warps"),
         (gemm("f16", 64, 64, 256), (64, 32, 128, 4, 1, 3), "32, 64 or 128 bytes"),
-        (gemm("f16", 64, 64, 64, "cm"), (64, 32, 64, 4, 1, 3), "rows of the channel"),
+        (gemm("f32", 64, 64, 64, "cm"), (64, 32, 32, 4, 1, 3), "rows of the channel"),
     ],
 )
 def test_impossible_parameters_are_refused(kernel, tiles, message):
