@@ -6,6 +6,8 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // All shared variables of a kernel lie in one section, which the engine poisons before each block.
 #define __shared__ static __attribute__((section("tw_shared")))
@@ -20,6 +22,15 @@ struct __align__(16) uint4 { unsigned int x, y, z, w; };
 struct __align__(16) double2 { double x, y; };
 struct __align__(16) longlong2 { long long x, y; };
 struct __align__(16) ulonglong2 { unsigned long long x, y; };
+
+// A tensor map is its recipe (runtime/plan/tensor_map.py) with the address; dimensions are innermost first, and
+// strides in bytes include that of the first one. `channels` is 0 for tiled maps.
+struct tw_tensor_map {
+    unsigned char* base;
+    int rank, itemsize, swizzle, nan;
+    long long dims[5], strides[5];
+    int box[5], steps[5], lower[3], upper[3], channels, pixels;
+};
 
 typedef void (*TwTogether)(void** lanes, int count);
 typedef void (*TwProductOf)(float* sums, unsigned long long a, unsigned long long b);
@@ -368,8 +379,13 @@ static inline unsigned int tw_processor() { return 0; }
 template <int... I> struct TwInts {};
 template <int N, int... I> struct TwCount : TwCount<N - 1, N - 1, I...> {};
 template <int... I> struct TwCount<0, I...> { typedef TwInts<I...> type; };
+// Buffers come as their addresses, tensor maps as addresses of them.
+template <class T> struct TwArgument { static T of(void* given) { return (T)given; } };
+template <> struct TwArgument<tw_tensor_map> {
+    static tw_tensor_map of(void* given) { return *(const tw_tensor_map*)given; }
+};
 template <class... T, int... I>
-static inline void tw_apply(void (*kernel)(T...), void** args, TwInts<I...>) { kernel((T)args[I]...); }
+static inline void tw_apply(void (*kernel)(T...), void** args, TwInts<I...>) { kernel(TwArgument<T>::of(args[I])...); }
 template <class... T>
 static inline void tw_call(void (*kernel)(T...), void** args) {
     tw_apply(kernel, args, typename TwCount<sizeof...(T)>::type());

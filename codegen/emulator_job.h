@@ -4,7 +4,14 @@
 struct Buffer { unsigned char *map, *base; size_t nbytes, pages; bool writable; };
 struct Kernel { void (*entry)(void**); int args; void (*shared)(char**, char**); };
 struct Arg { int buffer; size_t offset; bool writes; };
-struct Launch { int kernel; unsigned grid[3], block; size_t shared; std::vector<Arg> args; };
+struct Map { int arg; size_t offset; tw_tensor_map recipe; };
+struct Launch {
+    int kernel;
+    unsigned grid[3], block, cluster[3];
+    size_t shared;
+    std::vector<Arg> args;
+    std::vector<Map> maps;
+};
 static std::vector<Buffer> buffers;
 static std::vector<Kernel> kernels;
 static std::vector<Launch> launches;
@@ -77,13 +84,20 @@ static void catch_signals() {
 
 static void run_launch(const Launch& l) {
     const Kernel& k = kernels[l.kernel];
-    if (k.args != (int)l.args.size()) stop("line=-1 text=the kernel takes %d buffers, got %zu", k.args, l.args.size());
+    if (k.args != (int)(l.args.size() + l.maps.size()))
+        stop("line=-1 text=the kernel takes %d buffers and maps, got %zu", k.args, l.args.size() + l.maps.size());
     std::vector<void*> args;
     for (const Arg& a : l.args) protect(buffers[a.buffer], false);
     for (const Arg& a : l.args) {
         if (a.writes) protect(buffers[a.buffer], true);
         args.push_back(buffers[a.buffer].base + a.offset);
     }
+    std::vector<tw_tensor_map> maps;
+    for (const Map& m : l.maps) {
+        maps.push_back(m.recipe);
+        maps.back().base = (unsigned char*)args[m.arg] + m.offset;
+    }
+    for (tw_tensor_map& m : maps) args.push_back(&m);
     static Buffer shared;
     static size_t held = 0;
     if (l.shared > held) shared = guarded(held = l.shared);
@@ -130,6 +144,20 @@ static void read_into(const Buffer& b, const char* path, long offset) {
         stop("line=-1 text=the data of a buffer cannot be read");
     fclose(file);
 }
+// Argument, offset, rank, element size, swizzle, fill, then per dimension extent, stride, box and step (innermost
+// first), channels, pixels, and of an im2col map per spatial dimension the lower and the upper corner.
+static Map read_map(FILE* job) {
+    Map m;
+    tw_tensor_map& r = m.recipe;
+    memset(&r, 0, sizeof r);
+    bool good = fscanf(job, "%d %zu %d %d %d %d", &m.arg, &m.offset, &r.rank, &r.itemsize, &r.swizzle, &r.nan) == 6 && r.rank <= 5;
+    for (int i = 0; good && i < r.rank; ++i)
+        good = fscanf(job, "%lld %lld %d %d", &r.dims[i], &r.strides[i], &r.box[i], &r.steps[i]) == 4;
+    good = good && fscanf(job, "%d %d", &r.channels, &r.pixels) == 2;
+    for (int i = 0; good && r.channels && i < r.rank - 2; ++i) good = fscanf(job, "%d %d", &r.lower[i], &r.upper[i]) == 2;
+    if (!good) stop("line=-1 text=a tensor map of the job cannot be read");
+    return m;
+}
 static Launch read_launch(FILE* job) {
     Launch l;
     int count = 0;
@@ -142,6 +170,8 @@ static Launch read_launch(FILE* job) {
         a.writes = writes != 0;
         l.args.push_back(a);
     }
+    if (fscanf(job, "%u %u %u %d", l.cluster, l.cluster + 1, l.cluster + 2, &count) != 4) stop("line=-1 text=a launch of the job cannot be read");
+    for (int i = 0; i < count; ++i) l.maps.push_back(read_map(job));
     return l;
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilewright.ir.thread.tensor_maps import ParameterMap
+
 
 @dataclass(frozen=True)
 class KernelParam:
@@ -23,6 +25,7 @@ class KernelSource:
     shared_bytes_static: bytes declared in the text. shared_bytes_dynamic: bytes the launch adds (CUDA only).
     origins: the `loc` of every op in the text, in order of first appearance.
     overlaps: it waits itself for the launches it depends on, so it may start before they have ended.
+    maps: tensor maps that it takes behind its parameters, by value. cluster: blocks that run together.
     """
 
     language: str
@@ -35,6 +38,8 @@ class KernelSource:
     shared_bytes_dynamic: int = 0
     origins: tuple[str, ...] = ()
     overlaps: bool = False
+    maps: tuple[ParameterMap, ...] = ()
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def writes(self) -> tuple[int, ...]:

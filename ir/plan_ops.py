@@ -180,6 +180,8 @@ for _name, (_doc, _grid) in _LAUNCHES.items():
                 "list", (), "positions [read, written] of buffers that may share their bytes"
             ),
             "origin": AttrDef(ORIGINS, (), "the network's ops that it computes"),
+            "maps": AttrDef("list", (), "tensor maps: argument, offset in bytes, recipe"),
+            "cluster": AttrDef("ints", (1, 1, 1), "blocks along x, y and z that run together"),
         },
         results=0,
         infer=no_results,

@@ -116,15 +116,22 @@ class JsonFields:
 def read_dataclass(kind: type[T], data: Any, where: str, optional: tuple[str, ...] = ()) -> T:
     """An object of a dataclass from a JSON object of its fields; those that may be None may be left out.
 
-    optional: further fields that may be left out, which have a default. Fields are of types int, str, bool,
-    float, Literal, dataclasses, tuples of these, or None besides. Raises `InputError` for anything else than
-    these types say; `where` names the place.
+    optional: further fields that may be left out, which have a default, as those whose metadata say
+    `optional`. Fields are of types int, str, bool, float, Literal, dataclasses, tuples of these, or None
+    besides. Raises `InputError` for anything else than these types say; `where` names the place.
     """
     types = _types_of(kind)  # type: ignore[arg-type]  # a class is hashable
-    optional = (*optional, *(name for name, t in types.items() if NoneType in get_args(t)))
+    late = _optional(kind)  # type: ignore[arg-type]  # a class is hashable
+    optional = (*optional, *late, *(name for name, t in types.items() if NoneType in get_args(t)))
     fields = JsonFields(data, where, tuple(name for name in types if name not in optional), optional)
     values = {n: _value(t, data[n], n, where) for n, t in types.items() if n in fields.data}
     return kind(**values)
+
+
+@cache
+def _optional(kind: type) -> tuple[str, ...]:
+    """Fields that files of earlier versions lack."""
+    return tuple(f.name for f in dataclasses.fields(kind) if f.metadata.get("optional"))
 
 
 @cache

@@ -184,6 +184,8 @@ class Emission:
         self.buffers: dict[Value, BufferRef] = {}
         #: declarations of parameters that exist only after the wait for other launches, and their values
         self.late_pointers: list[tuple[str, str]] = []
+        #: names of the tensor maps that the kernel takes
+        self.maps: list[str] = []
         #: statements that follow the wait for other launches
         self.after_wait: list[str] = []
         self.loop_names: dict[str, str] = {}

@@ -14,9 +14,10 @@ from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.shared_layout import shared_layout
 from tilewright.codegen.emit.stamps import Stamps
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Level, Value, walk
 from tilewright.ir.thread.launch_ops import late_params, overwrites, waits_for_launches
+from tilewright.ir.thread.tensor_maps import cluster_of, map_attribute_faults, maps_of
 from tilewright.ir.types import ScalarType, TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -44,12 +45,14 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
     entry = e.name(func.name)
     written = _written(func)
     params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
+    maps = _map_parameters(e, params)
     stamps = Stamps(e, grid) if stamped else None
     waits = waits_for_launches(func)
     if stamps is not None and waits:
         e.after_wait = stamps.start()
     pointers = _pointers(e, params)
     static, dynamic = _declare_shared(e)
+    e.lines += _prefetches(e)
     shared_lines, e.lines = e.lines, []
     e.ops(func.body)
     lines = [*shared_lines, *_symbol_lines(e), *e.lines]
@@ -61,13 +64,14 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
         for part in (
             _pragmas(func, dialect),
             e.prelude.text(),
-            _kernel(_head(func, dialect, entry, block), pointers, lines),
+            _kernel(_head(func, dialect, entry, block), [*pointers, *maps], lines),
         )
         if part
     )
     return KernelSource(
-        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), waits
-    )
+        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), waits,
+        maps_of(func), cluster_of(func),
+    )  # fmt: skip
 
 
 def _launch_shape(func: Func) -> tuple[tuple[int, int, int], int]:
@@ -127,11 +131,32 @@ def _pointers(e: Emission, params: Sequence[KernelParam]) -> list[str]:
     return out
 
 
+def _map_parameters(e: Emission, params: Sequence[KernelParam]) -> list[str]:
+    """Declarations of the tensor maps, which a kernel takes by value behind its pointers."""
+    faults = list(map_attribute_faults(e.func))
+    if faults:
+        raise InputError(f"@{e.func.name}: {faults[0]}")
+    maps = maps_of(e.func)
+    if (maps or cluster_of(e.func) != (1, 1, 1)) and e.dialect.native_vectors:
+        raise UnsupportedError(f"@{e.func.name}: tensor maps and clusters need CUDA, not {e.dialect.name}")
+    e.maps = [e.name(f"{params[m.parameter].name}_map") for m in maps]
+    return [f"const __grid_constant__ {e.need('tensor_map')} {name}" for name in e.maps]
+
+
+def _prefetches(e: Emission) -> list[str]:
+    """One thread brings the maps to its multiprocessor, before anything else that the kernel does."""
+    if not e.maps:
+        return []
+    return [f"    if (threadIdx.x == 0) {e.need('prefetch_map')}({name});" for name in e.maps]
+
+
 def _declare_shared(e: Emission) -> tuple[int, int]:
     """Declare all shared buffers of the kernel; bytes that are static and dynamic."""
     layout = shared_layout(e.func)
     native = e.dialect.native_vectors
-    dynamic = not native and layout.nbytes > STATIC_SHARED_BYTES
+    # Blocks of a cluster see each other's memory, so all of it has one beginning.
+    clustered = cluster_of(e.func) != (1, 1, 1) and layout.nbytes > 0
+    dynamic = not native and (layout.nbytes > STATIC_SHARED_BYTES or clustered)
     in_one = dynamic or (not native and layout.overlaps)
     if dynamic:
         e.line(f"{e.need('dynamic_shared').upper()}(tw_shared);")
@@ -192,7 +217,9 @@ def _head(func: Func, dialect: Dialect, entry: str, block: int) -> str:
     """Return the text before a kernel's parameters."""
     resident = _resident(func)
     if not dialect.native_vectors:
-        return f'extern "C" __global__ void __launch_bounds__({block}, {resident}) {entry}('
+        cluster = cluster_of(func)
+        together = "" if cluster == (1, 1, 1) else f"__cluster_dims__{cluster} "
+        return f'extern "C" __global__ void {together}__launch_bounds__({block}, {resident}) {entry}('
     hint = _vector_hint(func, dialect)
     return f"__kernel {hint}__attribute__((reqd_work_group_size({block}, 1, 1)))\nvoid {entry}("
 

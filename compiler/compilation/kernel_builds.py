@@ -13,6 +13,7 @@ from tilewright.ir import Level, Module
 from tilewright.ir.types import itemsize
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, KernelResources, Language
+from tilewright.runtime.plan.tensor_map import LaunchMap
 
 
 def emit_kernels(module: Module, target: Target) -> dict[str, KernelSource]:
@@ -41,7 +42,20 @@ def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[st
 def contract_of(source: KernelSource) -> KernelContract:
     """The contract that every launch of a kernel must fulfil."""
     spans = tuple(math.prod(p.shape) * itemsize(p.dtype) for p in source.params)
-    return KernelContract(source.grid, source.block, source.shared_bytes_dynamic, spans, source.writes)
+    return KernelContract(
+        source.grid,
+        source.block,
+        source.shared_bytes_dynamic,
+        spans,
+        source.writes,
+        launch_maps(source),
+        source.cluster,
+    )
+
+
+def launch_maps(source: KernelSource) -> tuple[LaunchMap, ...]:
+    """The tensor maps that every launch of a kernel gives it."""
+    return tuple(LaunchMap(m.parameter, m.offset, m.recipe) for m in source.maps)
 
 
 def compiled(

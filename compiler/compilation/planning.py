@@ -12,6 +12,7 @@ import numpy as np
 
 from tilewright.codegen import KernelSource
 from tilewright.codegen.emit.in_place import in_place_pairs
+from tilewright.compilation.kernel_builds import launch_maps
 from tilewright.compilation.state_updates import written_state
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, TensorType, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
@@ -26,13 +27,12 @@ from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import (
-    FORMAT_VERSION,
-    STATE_VERSION,
     Buffer,
     BufferKind,
     ExecutionPlan,
     KernelCode,
     Launch,
+    version_for,
 )
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.%:/@#-]")
@@ -127,7 +127,7 @@ class _Planner:
             inputs=tuple(self.names[p] for p in main.params if p not in kept),
             outputs=outputs,
             arena_bytes=0,
-            format_version=STATE_VERSION if kept else FORMAT_VERSION,
+            format_version=version_for(self.buffers, self.launches),
         )
 
     def constant(self, op: Op) -> None:
@@ -202,6 +202,8 @@ class _Planner:
                     origin=origin,
                     writes=source.writes,
                     in_place=self.in_place[ref.name],
+                    maps=launch_maps(source),
+                    cluster=source.cluster,
                 )
             )
         self.writers.update(dict.fromkeys(op.results, frozenset((index,))))

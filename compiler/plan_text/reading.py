@@ -19,8 +19,6 @@ from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.plan.check import located_faults
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import (
-    FORMAT_VERSION,
-    STATE_VERSION,
     Buffer,
     ExecutionPlan,
     KernelCode,
@@ -28,8 +26,10 @@ from tilewright.runtime.plan.execution_plan import (
     KernelResources,
     Launch,
     PlanFault,
+    version_for,
 )
 from tilewright.runtime.plan.hazards import located_hazards
+from tilewright.runtime.plan.tensor_map import LaunchMap
 from tilewright.runtime.strict_json import read_dataclass
 
 _KINDS = {name: kind for kind, name in BUFFER_OPS.items()}
@@ -150,7 +150,7 @@ class _Reader:
             inputs=self.inputs(),
             outputs=tuple(v.hint for v in self.func.body.ops[-1].operands),
             arena_bytes=arena_bytes if type(arena_bytes) is int else 0,
-            format_version=STATE_VERSION if any(b.kind == "state" for b in buffers) else FORMAT_VERSION,
+            format_version=version_for(buffers, launches),
         )
         if not self.faults:
             self.check(plan)
@@ -283,7 +283,21 @@ class _Reader:
                 origin=op["origin"],  # type: ignore[arg-type]  # of kind strs
                 writes=op.integers("writes"),
                 in_place=op["in_place"],  # type: ignore[arg-type]  # verified to be pairs
+                maps=self.maps(at, op),
+                cluster=op.integers("cluster"),  # type: ignore[arg-type]  # the plan's check counts them
             )
+
+    def maps(self, at: int, op: Op) -> tuple[LaunchMap, ...]:
+        """The tensor maps of a launch; none, and a fault, where one is not described well."""
+        listed = op["maps"]
+        assert isinstance(listed, tuple)
+        try:
+            return tuple(
+                read_dataclass(LaunchMap, _data(m, "maps"), f"maps[{i}]") for i, m in enumerate(listed)
+            )
+        except InputError as e:
+            self.fail(at, str(e))
+            return ()
 
 
 def _unlike(at: int, op: Op, name: str, expected: Attr) -> Iterator[tuple[int, str]]:

@@ -18,7 +18,7 @@ from tilewright.ir.types import dtype_name
 from tilewright.plan_text.facts import PlanFacts
 from tilewright.runtime.dtypes import DTYPES
 from tilewright.runtime.plan.check import validate
-from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, KernelContract, Launch
 
 #: hexadecimal digits of a digest: enough that two kernels of one plan never share one by chance
 DIGEST_DIGITS = 16
@@ -68,6 +68,13 @@ def _attr(data: Any) -> Attr:
     if isinstance(data, list | tuple):
         return tuple(map(_attr, data))
     return dtype_name(data) if isinstance(data, str) and data in DTYPES else data
+
+
+def _contract(contract: KernelContract) -> dict[str, Any]:
+    """The fields of a contract, without maps and clusters where there are none."""
+    optional = {f.name: f.default for f in dataclasses.fields(contract) if f.metadata.get("optional")}
+    plain = dataclasses.asdict(contract)
+    return {k: v for k, v in plain.items() if k not in optional or getattr(contract, k) != optional[k]}
 
 
 class _Writer:
@@ -120,7 +127,7 @@ class _Writer:
             "entry": k.entry if k.entry != k.name else None,
             "arch": k.arch,
             "resources": _attr(dataclasses.asdict(k.resources)) if k.resources else None,
-            "contract": _attr(dataclasses.asdict(k.contract)) if k.contract else None,
+            "contract": _attr(_contract(k.contract)) if k.contract else None,
         }
         if name == ops.KERNEL:
             attrs |= {"language": k.language, "source": digest(k.source.encode()), "overlaps": k.overlaps}
@@ -143,6 +150,8 @@ class _Writer:
             "writes": launch.writes,
             "in_place": launch.in_place,
             "origin": launch.origin,
+            "maps": _attr([dataclasses.asdict(m) for m in launch.maps]),
+            "cluster": launch.cluster,
         }
         name = LAUNCH_OPS[KERNEL_OPS[self.plan.kernel_by_name[launch.kernel].language]]
         return _op(name, attrs, [self.values[name] for name in launch.args])

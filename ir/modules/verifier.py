@@ -15,6 +15,7 @@ from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.channel_ops import channel_faults
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
 from tilewright.ir.thread.role_ops import role_faults
+from tilewright.ir.thread.tensor_maps import map_attribute_faults, map_use_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
@@ -125,6 +126,7 @@ class _Checker:
             self.launch_shape()
             self.launch_order()
             self.roles()
+            self.maps()
         return self.faults
 
     def launch_shape(self) -> None:
@@ -159,6 +161,14 @@ class _Checker:
             return  # what roles and channels are made of may be missing
         for faults in (role_faults(self.func), channel_faults(self.func)):
             for at, message in faults:
+                self.report(self.func.body.ops[at], self.func.body, at, message)
+
+    def maps(self) -> None:
+        """Tensor maps of parameters, clusters, and the ops that use them."""
+        faults = list(map_attribute_faults(self.func))
+        self.faults += [Fault(self.func.name, message, "") for message in faults]
+        if not faults:
+            for at, message in map_use_faults(self.func):
                 self.report(self.func.body.ops[at], self.func.body, at, message)
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:

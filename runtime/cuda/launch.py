@@ -10,16 +10,17 @@ from typing import Any
 from tilewright.runtime.cuda.communication import CommunicationLaunch, CudaCommunications
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
+from tilewright.runtime.cuda.tensor_maps import MAP_BYTES, MapMemory
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.libraries.provider import PreparedCall
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, describe_launch
+from tilewright.runtime.plan.execution_plan import NO_CLUSTER, ExecutionPlan, Launch, describe_launch
 
 SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
 
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """A launch with its function and its parameters: pointers to values.
+    """A launch with its function and its parameters: pointers to values, addresses first, then tensor maps.
 
     overlaps: the kernel waits itself for those before it, so it may start before they have ended.
     """
@@ -27,6 +28,7 @@ class PreparedLaunch:
     launch: Launch
     function: Any
     values: ctypes.Array[ctypes.c_uint64] = field(repr=False)
+    maps: MapMemory | None = field(repr=False)
     pointers: ctypes.Array[ctypes.c_void_p] = field(repr=False)
     doing: str
     overlaps: bool = False
@@ -87,10 +89,13 @@ def prepare_launches(
             continue
         count = len(launch.args)
         values = (ctypes.c_uint64 * max(1, count))(*(addresses[name] for name in launch.args))
+        maps = MapMemory.of(context, launch, addresses, doing)
         first = ctypes.addressof(values)
-        pointers = (ctypes.c_void_p * max(1, count))(*(first + 8 * position for position in range(count)))
+        places = [*(first + 8 * position for position in range(count)), *(maps.places if maps else ())]
+        pointers = (ctypes.c_void_p * max(1, len(places)))(*places)
         overlaps = plan.kernel_by_name[launch.kernel].overlaps
-        own.append(PreparedLaunch(launch, functions[launch.kernel], values, pointers, doing, overlaps))
+        function = functions[launch.kernel]
+        own.append(PreparedLaunch(launch, function, values, maps, pointers, doing, overlaps))
         prepared.append(own[-1])
         _check_function(context, own[-1])
     _opt_in_to_shared_memory(context, own)
@@ -111,10 +116,32 @@ def _check_function(context: Context, prepared: PreparedLaunch) -> None:
             f"{doing} asks for {launch.block} threads per block; the kernel runs with {threads}"
         )
     # A kernel reads as many parameters as it has, so a wrong count would hand it stray memory.
-    ok, count = context.api.CUresult.CUDA_SUCCESS, len(launch.args)
-    sizes = [context.api.cuFuncGetParamInfo(function, position) for position in range(count + 1)]
-    if any(status != ok or size != 8 for status, _, size in sizes[:count]) or sizes[count][0] == ok:
-        raise DeviceError(f"{doing}: the kernel does not take {count} pointers")
+    ok, pointers, maps = context.api.CUresult.CUDA_SUCCESS, len(launch.args), len(launch.maps)
+    expected = [8] * pointers + [MAP_BYTES] * maps
+    sizes = [context.api.cuFuncGetParamInfo(function, position) for position in range(len(expected) + 1)]
+    taken = [size for status, _, size in sizes[:-1] if status == ok]
+    if taken != expected or sizes[-1][0] == ok:
+        also = f" and {maps} tensor maps" if maps else ""
+        raise DeviceError(f"{doing}: the kernel does not take {pointers} pointers{also}")
+    if tuple(launch.cluster) != NO_CLUSTER:
+        _check_cluster(context, prepared)
+
+
+def _check_cluster(context: Context, prepared: PreparedLaunch) -> None:
+    """Raise unless the kernel's own text asks for the clusters of its launch.
+
+    The driver starts a kernel with the clusters that its text names, by a call, in a graph and in a capture.
+    """
+    kinds = context.api.CUfunction_attribute
+    keys = [getattr(kinds, f"CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_{n}") for n in ("WIDTH", "HEIGHT", "DEPTH")]
+    own = tuple(
+        int(context.call("cuFuncGetAttribute", key, prepared.function, doing=prepared.doing)) for key in keys
+    )
+    if own != tuple(prepared.launch.cluster):
+        raise DeviceError(
+            f"{prepared.doing} asks for clusters of {tuple(prepared.launch.cluster)} blocks; "
+            f"the kernel runs in clusters of {own}"
+        )
 
 
 def _opt_in_to_shared_memory(context: Context, launches: Sequence[PreparedLaunch]) -> None:

@@ -25,6 +25,7 @@ from tilewright.runtime.interface.state import NO_STATE, HostState, PlanState, S
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
+from tilewright.runtime.plan.tensor_map import LaunchMap
 from tilewright.runtime.temporary_folder import TemporaryFolder
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -235,6 +236,7 @@ class EmulatorPlan(Closable):
             for position, name in enumerate(launch.args):
                 owner, offset = self.plan.locate(name)
                 words += [owners[owner.name], offset, int(position in launch.writes)]
+            words += [*launch.cluster, len(launch.maps), *(n for m in launch.maps for n in _map_words(m))]
             lines.append(f"launch {' '.join(map(str, words))}")
         lines += runs
         for name in (*self.plan.outputs, *self._state_names):
@@ -280,6 +282,28 @@ class EmulatorPlan(Closable):
         with self._lock:
             self._folder.close()
             self._state.release()
+
+
+def _map_words(m: LaunchMap) -> list[int]:
+    """A map as `read_map` of the engine reads it."""
+    recipe, window = m.recipe, m.recipe.window
+    strides = (*recipe.strides, recipe.itemsize)
+    box = recipe.box or (0,) * len(recipe.dims)
+    words = [
+        m.argument,
+        m.offset,
+        len(recipe.dims),
+        recipe.itemsize,
+        recipe.swizzle,
+        int(recipe.fill == "nan"),
+    ]
+    for dimension in reversed(list(zip(recipe.dims, strides, box, recipe.all_steps, strict=True))):
+        words += dimension
+    words += [window.channels, window.pixels] if window is not None else [0, 0]
+    if window is not None:
+        for corners in reversed(list(zip(window.lower, window.upper, strict=True))):
+            words += corners
+    return words
 
 
 def _dense_bytes(plan: ExecutionPlan, name: str) -> int:

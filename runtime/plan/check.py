@@ -17,6 +17,8 @@ from tilewright.runtime.plan.execution_plan import (
     BUFFER_KINDS,
     FORMAT_VERSION,
     LANGUAGES,
+    MAPS_VERSION,
+    NO_CLUSTER,
     STATE_VERSION,
     Buffer,
     ExecutionPlan,
@@ -24,7 +26,9 @@ from tilewright.runtime.plan.execution_plan import (
     KernelContract,
     Launch,
     PlanFault,
+    version_for,
 )
+from tilewright.runtime.plan.tensor_map import UNIT_BYTES, LaunchMap, map_faults
 
 MAX_BYTES = 1 << 46  # 64 TiB: beyond any device, far from overflowing 64-bit sizes
 MAX_RANK = 16
@@ -35,6 +39,8 @@ MAX_DEPS = 2_000_000
 MAX_STREAMS = 1_024
 MAX_SHARED_BYTES = 1 << 20
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_CLUSTER = 16  # what an H100 runs at most; 8 is what every device with clusters runs
+MAX_MAPS = 24  # a CUDA kernel takes 4 KiB of parameters, a map is 128 bytes
 MAX_BLOCK = 4_096  # CUDA allows 1024, PoCL 4096 work-items
 ALIGNMENT = 256
 
@@ -96,7 +102,8 @@ def _is_count(value: object, low: int, high: int) -> bool:
 
 
 def _count_faults(plan: ExecutionPlan) -> Iterator[str]:
-    versions = (STATE_VERSION,) if plan.states else (FORMAT_VERSION, STATE_VERSION)
+    least = version_for(plan.buffers, plan.launches)
+    versions = [v for v in (FORMAT_VERSION, STATE_VERSION, MAPS_VERSION) if v >= least]
     if plan.format_version not in versions:
         expected = " or ".join(map(str, versions))
         yield f"expected format version {expected}, got {plan.format_version!r}"
@@ -311,6 +318,8 @@ def _one_launch_faults(plan: ExecutionPlan, index: int, launch: Launch) -> Itera
             elif owner.kind == "state" and owner.name == launch.args[position]:
                 yield f"writes the state {owner.name!r} under the name of its old value"
         yield from _in_place_faults(plan, launch)
+        yield from _map_faults(plan, launch)
+    yield from _cluster_faults(plan, launch)
 
 
 def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
@@ -322,6 +331,51 @@ def _in_place_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
         one, other = (plan.buffer_by_name[launch.args[position]] for position in (read, written))
         if (one.dtype, one.nbytes) != (other.dtype, other.nbytes):
             yield f"in_place pairs {one.name!r} with {other.name!r}, which is of another type or size"
+
+
+def _map_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
+    """Faults of the tensor maps of a launch: what the driver refuses, and maps that leave their buffer."""
+    if len(launch.maps) > MAX_MAPS:
+        yield f"expected at most {MAX_MAPS} maps, got {len(launch.maps)}"
+        return
+    for number, m in enumerate(launch.maps):
+        for fault in _one_map_faults(plan, launch, m):
+            yield f"map {number}: {fault}"
+
+
+def _one_map_faults(plan: ExecutionPlan, launch: Launch, m: LaunchMap) -> Iterator[str]:
+    if not _is_count(m.argument, 0, len(launch.args) - 1):
+        yield f"expected the position of one of {len(launch.args)} arguments, got {m.argument!r:.100}"
+        return
+    if not _is_count(m.offset, 0, MAX_BYTES):
+        yield f"expected an offset in 0..{MAX_BYTES}, got {m.offset!r:.100}"
+        return
+    faults = list(map_faults(m.recipe))
+    yield from faults
+    if faults:
+        return
+    name = launch.args[m.argument]
+    owner, offset = plan.locate(name)
+    nbytes, end = plan.buffer_by_name[name].nbytes, m.offset + m.recipe.span
+    if end > nbytes:
+        yield f"its last element ends at byte {end} of {name!r}, which has {nbytes}"
+    if (offset + m.offset) % UNIT_BYTES:
+        yield f"begins at byte {offset + m.offset} of {owner.name!r}, not at a multiple of {UNIT_BYTES}"
+
+
+def _cluster_faults(plan: ExecutionPlan, launch: Launch) -> Iterator[str]:
+    cluster = tuple(launch.cluster)
+    if len(cluster) != 3 or not all(_is_count(n, 1, MAX_CLUSTER) for n in cluster):
+        yield f"expected a cluster of three extents in 1..{MAX_CLUSTER}, got {launch.cluster!r:.100}"
+    elif math.prod(cluster) > MAX_CLUSTER:
+        yield f"expected a cluster of at most {MAX_CLUSTER} blocks, got {cluster}"
+    elif len(launch.grid) == 3 and any(
+        type(g) is int and g % c for g, c in zip(launch.grid, cluster, strict=True)
+    ):
+        yield f"expected a grid of whole clusters of {cluster} blocks, got {launch.grid!r:.100}"
+    kernel = plan.kernel_by_name.get(launch.kernel)
+    if kernel is not None and kernel.language != "cuda" and (launch.maps or cluster != NO_CLUSTER):
+        yield f"expected maps and clusters of a CUDA kernel only, this one is of language {kernel.language}"
 
 
 def _contract_faults(plan: ExecutionPlan) -> Iterator[PlanFault]:
@@ -339,6 +393,8 @@ def _launch_contract_faults(plan: ExecutionPlan, launch: Launch, contract: Kerne
         ("shared_bytes", contract.shared_bytes, launch.shared_bytes),
         ("writes", contract.writes, launch.writes),
         ("a number of arguments", len(contract.spans), len(launch.args)),
+        ("tensor maps", contract.maps, launch.maps),
+        ("a cluster", contract.cluster, launch.cluster),
     ):
         if expected != got:
             yield f"expected {what} {expected} that its kernel was made for, got {got}"

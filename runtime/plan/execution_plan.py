@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, get_args
 
 from tilewright.runtime.dag import Dag
+from tilewright.runtime.plan.tensor_map import LaunchMap
 
 #: the version of plans without state, which programs before state read as well
 FORMAT_VERSION = 1
 #: the version of plans with state
 STATE_VERSION = 2
+#: the version of plans in which a launch has tensor maps or clusters
+MAPS_VERSION = 3
+#: the cluster of a launch whose blocks run each by itself
+NO_CLUSTER = (1, 1, 1)
 
 BufferKind = Literal["input", "output", "constant", "state", "arena", "alias"]
 Language = Literal["cuda", "opencl", "library", "communication"]
@@ -75,6 +80,7 @@ class KernelContract:
     """The launch that a kernel's text was made for: all have this grid, block and dynamic shared memory.
 
     spans: per argument the bytes from its begin that the kernel may touch; writes: positions it writes.
+    maps, cluster: those of `Launch`.
     """
 
     grid: tuple[int, int, int]
@@ -82,6 +88,8 @@ class KernelContract:
     shared_bytes: int
     spans: tuple[int, ...]
     writes: tuple[int, ...]
+    maps: tuple[LaunchMap, ...] = field(default=(), metadata={"optional": True})
+    cluster: tuple[int, int, int] = field(default=NO_CLUSTER, metadata={"optional": True})
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,9 @@ class Launch:
     `shared_bytes` is dynamic shared memory. `origin` names the network's ops the kernel comes from.
     `in_place` are pairs of positions (read, written): each thread reads only those elements of the one that
     it later writes of the other, so the two may share bytes (of several pairs with one buffer, one may).
+    `maps` are the tensor maps that the kernel takes behind its arguments, in order: ways to read or write
+    some of these. `cluster` counts the blocks along x, y, z that run together and see each other's shared
+    memory; the text of the kernel says it too.
     """
 
     kernel: str
@@ -130,6 +141,15 @@ class Launch:
     origin: tuple[str, ...] = ()
     writes: tuple[int, ...] = ()
     in_place: tuple[tuple[int, int], ...] = ()
+    maps: tuple[LaunchMap, ...] = ()
+    cluster: tuple[int, int, int] = NO_CLUSTER
+
+
+def version_for(buffers: Sequence[Buffer], launches: Sequence[Launch]) -> int:
+    """The lowest format version that says all that these buffers and launches say."""
+    if any(launch.maps or tuple(launch.cluster) != NO_CLUSTER for launch in launches):
+        return MAPS_VERSION
+    return STATE_VERSION if any(b.kind == "state" for b in buffers) else FORMAT_VERSION
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,11 @@ from tilewright.runtime.plan.execution_plan import (
     Buffer,
     ExecutionPlan,
     KernelCode,
+    KernelContract,
     Launch,
 )
 from tilewright.runtime.plan.hazards import check_hazards
+from tilewright.runtime.plan.tensor_map import LaunchMap
 from tilewright.runtime.strict_json import JsonFields, load_strict_json, read_dataclass
 
 _PLAN_KEYS = (
@@ -24,6 +27,9 @@ _PLAN_KEYS = (
 #: fields that older files lack: aliases were no boxes, names were not made safe, no kernel started early, no
 #: operand was overwritten
 _NEW = {"buffers": ("strides", "start", "label"), "kernels": ("overlaps",), "launches": ("in_place",)}
+#: fields of launches and contracts that are written where they are not the default, so that a plan without
+#: them is the text that earlier versions read
+_LATE = ("maps", "cluster")
 
 
 def plan_to_json(plan: ExecutionPlan, *, sources: bool = True) -> str:
@@ -42,11 +48,24 @@ def plan_to_json(plan: ExecutionPlan, *, sources: bool = True) -> str:
     for key, items in (
         ("kernels", [_kernel_fields(kernel, sources) for kernel in plan.kernels]),
         ("buffers", [vars(buffer) for buffer in plan.buffers]),
-        ("launches", [vars(launch) for launch in plan.launches]),
+        ("launches", [_without_defaults(launch) for launch in plan.launches]),
     ):
         rows = ",\n".join("  " + json.dumps(item) for item in items)
         lines.append(f' "{key}": [' + (f"\n{rows}\n ]" if rows else "]"))
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _without_defaults(item: Launch | KernelContract) -> dict[str, Any]:
+    """The fields of a launch or contract as JSON writes them."""
+    late = {key for key in _LATE if getattr(item, key) == type(item).__dataclass_fields__[key].default}
+    plain = {key: value for key, value in vars(item).items() if key not in _LATE}
+    return plain | {key: _plain(getattr(item, key)) for key in _LATE if key not in late}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    return asdict(value) if isinstance(value, LaunchMap) else value
 
 
 def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
@@ -58,7 +77,7 @@ def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
         "has_binary": kernel.binary is not None,
         "resources": kernel.resources and vars(kernel.resources),
         "overlaps": kernel.overlaps,
-        "contract": kernel.contract and vars(kernel.contract),
+        "contract": kernel.contract and _without_defaults(kernel.contract),
     } | ({"source": kernel.source} if sources else {})
 
 
@@ -79,7 +98,9 @@ def plan_from_json(
             kernels=root.each(
                 "kernels", lambda item, where: _read_kernel(item, where, sources or {}, binaries or {})
             ),
-            launches=root.each("launches", partial(read_dataclass, Launch, optional=_NEW["launches"])),
+            launches=root.each(
+                "launches", partial(read_dataclass, Launch, optional=(*_NEW["launches"], *_LATE))
+            ),
             inputs=root.texts("inputs"),
             outputs=root.texts("outputs"),
             arena_bytes=root.integer("arena_bytes"),

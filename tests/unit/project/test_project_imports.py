@@ -26,11 +26,12 @@ MAY_IMPORT = {
 }
 #: `python -m tilewright` is the command line, which stands above the compiler
 ENTRY_POINTS = {"compiler/__main__.py": "tools"}
-#: errors and what the machine has stand in the runtime, at the very bottom; the IR takes them from there for
-#: all above it
+#: errors, what the machine has and the recipes of tensor maps stand in the runtime, at the very bottom; the
+#: IR takes them from there for all above it
 TAKEN_FROM_THE_RUNTIME = {
     ("ir/errors.py", "tilewright.runtime.errors"),
     ("ir/machine.py", "tilewright.runtime.machine"),
+    ("ir/thread/tensor_maps.py", "tilewright.runtime.plan.tensor_map"),
 }
 FILES_THAT_MAY_IMPORT = {
     # The recorder of the process replay puts a module that builds nothing in the place of NVRTC.

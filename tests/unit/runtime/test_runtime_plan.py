@@ -40,7 +40,7 @@ def test_a_good_plan_has_no_faults():
 
 END = max(b.offset + b.nbytes for b in PLAN.buffers if b.kind == "arena")
 FAULTY = {
-    "version": (PLAN.replace(format_version=3), "format version"),
+    "version": (PLAN.replace(format_version=4), "format version"),
     "target": (PLAN.replace(target="a b"), "target name"),
     "arena too small": (PLAN.replace(arena_bytes=256), "ends at byte"),
     "arena a byte too small": (PLAN.replace(arena_bytes=END - 1), "ends at byte"),
