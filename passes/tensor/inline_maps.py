@@ -1,7 +1,8 @@
-"""Pass inline-maps: in training steps, cheap maps of little data are computed where maps read them."""
+"""Pass inline-maps: in training steps, cheap maps are computed where they are read and never stored."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,14 +30,19 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
         -->   %y = tensor.map(%x, %labels) {select(index(c) == label, x, 0)}
 
     A backward pass reads such values (masks of labels, gradients that are one number for all elements) in
-    several kernels, where one that is stored would be written and read again and again. Reductions go on
-    reading the map, which becomes their prologue where nothing else reads it. Only functions with state
-    (`updates`) change.
+    several kernels, where one that is stored would be written and read again and again. Only functions with
+    state (`updates`) change.
+
+    Sums compute what they add, where that takes no more reading than storing it would write and read: the
+    gradient by a factor of a norm, or a 16-bit value as float32, which others read in 16 bits.
+
+    rewrite:  %p = tensor.map(%dy, %x) {mul}; %s = tensor.reduce(%p) {add}
+        -->   %s = tensor.reduce(%dy, %x) {fma}
     """
     main = module.main
     if main.level is not Level.TENSOR or not main.updates:
         return module
-    new = _inlined(main)
+    new = _summed(_inlined(main))
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 
@@ -53,6 +59,22 @@ def _inlined(main: Func) -> Func:
             if len(new.results) == 1 and _is_cheap(new, small):
                 cheap[new.result] = new
         ops.append(new)
+    return _live(main, ops)
+
+
+def _summed(main: Func) -> Func:
+    """Sums with the bodies of the maps that they read as fast as their results."""
+    read: dict[Value, Op] = {}
+    stored = _stored_anyway(main)
+    ops: list[Op] = []
+    for op in main.body.ops:
+        if op.name == "tensor.map" and len(op.results) == 1 and _is_read_as_fast(op, stored):
+            read[op.result] = op
+        ops.append(_with_bodies(op, read) if op.name == "tensor.reduce" else op)
+    return _live(main, ops)
+
+
+def _live(main: Func, ops: Sequence[Op]) -> Func:
     block = main.body.with_ops(tuple(ops))
     return main if block is main.body else main.with_body(block.with_ops(live_ops(block)))
 
@@ -66,8 +88,33 @@ def _is_cheap(op: Op, small: set[Value]) -> bool:
     return all(v in small for v in op.operands)
 
 
+def _stored_anyway(main: Func) -> set[Value]:
+    """Values that are in memory whether or not one map reads them: several ops do, or no map makes them."""
+    read_by = Counter(v for op in main.body.ops for v in set(op.operands))
+    maps = {r for op in main.body.ops if op.name == "tensor.map" for r in op.results}
+    return {v for v, n in read_by.items() if n > 1 or v not in maps}
+
+
+def _is_read_as_fast(op: Op, stored: set[Value]) -> bool:
+    """Whether sums of a large map read its operands about as fast as they would read it.
+
+    Each element is read once, so that nothing is computed twice; a map of an index is left alone, because
+    dimensions of a sum may be cut later.
+    """
+    made = op.result.tensor
+    if made.nbytes <= SMALL_BYTES or recompute_cost(op) > MAX_COST or op.body is None:
+        return False
+    if any(fill is not None for fill in fills(op)) or any(o.name == "scalar.index" for o in op.body.ops):
+        return False
+    read = [v for v in dict.fromkeys(op.operands) if 2 * v.tensor.size >= made.size]
+    if any(v.tensor.size != made.size for v in read):
+        return False
+    total = sum(v.tensor.nbytes for v in read)
+    return total < made.nbytes or (total <= 2 * made.nbytes and all(v in stored for v in read))
+
+
 def _with_bodies(op: Op, cheap: dict[Value, Op]) -> Op:
-    """The map with the bodies of cheap maps that it reads in the place of their results."""
+    """The map or sum with the bodies of cheap maps that it reads in the place of their results."""
     inside = {i for i, v in enumerate(op.operands) if v in cheap and fills(op)[i] is None}
     if not inside or op.body is None:
         return op
@@ -100,6 +147,7 @@ def _with_bodies(op: Op, cheap: dict[Value, Op]) -> Op:
     attrs: dict[str, Attr] = {"reads": tuple(indices)}
     if op.get("fill") or any(fill is not None for fill in outside):
         attrs["fill"] = tuple(outside)
+    params += op.body.params[len(op.operands) :]  # the totals of a sum
     block = replace(op.body, params=tuple(params), ops=tuple(body))
     return replace(op.with_attrs(**attrs), operands=tuple(operands), body=block)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 
 from tilewright.costmodel.hardware.coefficients import ChainCoefficients
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, Value
-from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
+from tilewright.ir import Func, Op, TensorType, Value
+from tilewright.ir.hardware_facts import SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import placed_reads, recompute_cost
@@ -147,7 +148,9 @@ def _epilogue_reads(chain: Chain, stage: Stage) -> bool:
 
 
 def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
-    """Elements of global memory that one point of an op reads, and the bytes of them that one block reads."""
+    """Elements of global memory that one point of an op reads, and the bytes that one block moves for them:
+    whole sectors, of which it may need a part.
+    """
     count, total = 0, 0.0
     for v, at in placed_reads(op):
         if v in chain.kept:
@@ -156,8 +159,19 @@ def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
         count += sources
         box = read_box(op, at, stage.domain)
         sizes = [min(s.extent, n) for s, n in zip(box, v.tensor.shape, strict=True)]
-        total += sources * prod(sizes) * itemsize(v.tensor.dtype)
+        total += sources * _sector_bytes(sizes, v.tensor)
     return count, total
+
+
+def _sector_bytes(sizes: Sequence[int], t: TensorType) -> int:
+    """Bytes of the sectors that a box of a dense tensor touches, each run of neighbours by itself."""
+    run = 1
+    for n, extent in zip(sizes[::-1], t.shape[::-1], strict=True):
+        run *= n
+        if n < extent:
+            break
+    width = run * itemsize(t.dtype)
+    return prod(sizes) // max(1, run) * -(-width // SECTOR_BYTES) * SECTOR_BYTES
 
 
 def _reduce_work(chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCoefficients) -> ChainStageWork:

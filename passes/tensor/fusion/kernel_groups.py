@@ -16,6 +16,7 @@ from itertools import pairwise
 from math import prod
 
 from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
@@ -36,6 +37,10 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
 #: bytes of the longest row that one block keeps: the registers of a multiprocessor
 MAX_ROW_BYTES = 256 << 10
+#: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
+#: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
+#: so of a large GPU
+SMALL_BYTES, WALKED_BYTES, LINES_ACROSS_BYTES = 1 << 16, 1 << 20, 128 * LINE_BYTES
 
 
 @dataclass
@@ -333,15 +338,36 @@ def _fits_rows(op: Op, g: KernelGroup) -> bool:
     """An op over the rows of a reduction: whatever it reads of the group belongs to its own row.
 
     One that walks along a row which no block can keep would read it again as a kernel of its own does, which
-    has more blocks than there are rows: as in the normalisation of a batch per channel.
+    has more blocks than there are rows: as in the normalisation of a batch per channel. So does one whose
+    rows lie across memory, so that neighbours belong to other rows, unless it walks where the reductions did
+    and is small, or has rows for many blocks.
     """
     if op.name not in ("tensor.map", "tensor.reduce"):
         return False
     rows = rows_of([*g.ops, op], g.anchor)
     if rows is None or op not in rows:
         return False
+    columns = {d: n for d, n in domain(op).items() if d not in rows[op]}
     widest = max((itemsize(v.tensor.dtype) for v in op.operands), default=0)
-    return widest * prod(n for d, n in domain(op).items() if d not in rows[op]) <= MAX_ROW_BYTES
+    if widest * prod(columns.values()) > MAX_ROW_BYTES:
+        return False
+    size = widest * prod(domain(op).values())
+    if size <= SMALL_BYTES or not _lies_across(op, columns):
+        return True
+    few = size > WALKED_BYTES and size // prod(columns.values()) < LINES_ACROSS_BYTES
+    return not few and any(
+        _wide(dims(o, "red")) == _wide(columns) for o in g.ops if o.name == "tensor.reduce"
+    )
+
+
+def _lies_across(op: Op, columns: Mapping[str, int]) -> bool:
+    """Return whether neighbours in what a map writes along columns belong to different rows."""
+    wide = [d for d, n in dims(op, "par").items() if n > 1]
+    return op.name == "tensor.map" and prod(columns.values()) > 1 and wide[-1] not in columns
+
+
+def _wide(extents: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(n for n in extents.values() if n > 1)
 
 
 def readers(part: Partition, func: Func) -> dict[Value, set[int]]:
