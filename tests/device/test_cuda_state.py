@@ -13,6 +13,7 @@ from tilewright.ir import Constants
 from tilewright.ir.interpreter.step import initial_state, interpret_step
 from tilewright.running.stateful import StatefulExecutable
 from tilewright.runtime.cuda.device import CudaDevice
+from tilewright.runtime.cuda.steps import SLOTS
 from tilewright.runtime.plan.hazards import find_hazards
 
 BATCH, WIDTH, CLASSES = 32, 64, 10
@@ -58,13 +59,18 @@ def module():
 
 
 @pytest.fixture(scope="module")
-def artifact(module):
-    return tw.compile(module, "cuda").artifact
+def compiled(module):
+    return tw.compile(module, "cuda", progress=False)
+
+
+@pytest.fixture(scope="module")
+def artifact(compiled):
+    return compiled.artifact
 
 
 @pytest.fixture
-def exe(artifact):
-    with StatefulExecutable(artifact, tw.compile(mlp_step(), "cuda").target) as executable:
+def exe(compiled):
+    with StatefulExecutable(compiled.artifact, compiled.target) as executable:
         yield executable
 
 
@@ -94,11 +100,52 @@ def test_every_way_of_launching_gives_the_same_bits(artifact):
     assert all(bits == seen["checked"] for bits in seen.values())
 
 
+def test_steps_give_the_bits_of_calls_however_launches_are_made(artifact):
+    """The copies are nodes of a graph (small batches, large ones) or are queued around launches."""
+    seen = {}
+    for way in ("call", "graph", "eager", "capture"):
+        with (
+            CudaDevice(replay="graph" if way == "call" else way) as device,
+            device.load(artifact.plan, artifact.constants) as loaded,
+        ):
+            run = loaded.run if way == "call" else loaded.step
+            results = [run([x, y]) for x, y in batches(2 * SLOTS)]
+            memory = loaded._state.memory
+            bits = [np.asarray(r).tobytes() for step in results for r in step]
+            seen[way] = bits + [memory.read(name).tobytes() for name in memory.names]
+    assert all(bits == seen["call"] for bits in seen.values())
+
+
+def test_inputs_on_a_stream_of_their_own_give_the_same_bits(artifact, monkeypatch):
+    seen = []
+    for limit in (1 << 40, 1):
+        monkeypatch.setattr("tilewright.runtime.cuda.steps.OVERLAP_BYTES", limit)
+        with CudaDevice() as device, device.load(artifact.plan, artifact.constants) as loaded:
+            results = [loaded.step([x, y]) for x, y in batches(20)]
+            assert all(slot.block for slot in loaded._steps._slots) == (limit == 1)
+            seen.append([float(loss) for (loss,) in results])
+    assert seen[0] == seen[1]
+
+
+def test_copies_of_the_graph_keep_its_programmatic_edges(exe):
+    loaded = exe.load()
+    context = loaded._context
+    with context.current():
+        clone = context.call("cuGraphClone", loaded._replay._graph)
+        try:
+            count = context.call("cuGraphGetEdges", clone, 0)[3]
+            data = context.call("cuGraphGetEdges", clone, count)[2]
+        finally:
+            context.call("cuGraphDestroy", clone)
+    kinds = [e.type[0] if isinstance(e.type, bytes) else int(e.type) for e in data[:count]]
+    assert sum(map(bool, kinds)) == sum(e.programmatic for e in loaded.graph_edges())
+
+
 @pytest.mark.parametrize("streams", ["serial", "exact", "limited(2)"])
-def test_streams_do_not_change_a_bit(module, artifact, streams):
+def test_streams_do_not_change_a_bit(module, compiled, streams):
     exes = [
-        tw.compile(module, "cuda", streams=streams),
-        StatefulExecutable(artifact, str(artifact.plan.target)),
+        tw.compile(module, "cuda", streams=streams, progress=False),
+        StatefulExecutable(compiled.artifact, compiled.target),
     ]
     for exe in exes:
         assert find_hazards(exe.plan) == []
@@ -145,7 +192,8 @@ def test_times_and_profiles_leave_the_state(exe):
 def test_tuning_in_the_network_starts_from_the_first_state(module):
     tuned = tw.compile(module, "cuda", tune="measure", budget=20, progress=False)
     assert all_state(tuned) == {n: a.tobytes() for n, a in initial_state(module).items()}
-    losses = [float(tuned.step(x, y)) for x, y in batches(30)]
+    ((x, y),) = batches(1)
+    losses = [float(tuned.step(x, y)) for _ in range(30)]
     assert losses[-1] < losses[0]
     tuned.close()
 
