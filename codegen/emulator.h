@@ -134,6 +134,8 @@ static inline T tw_shuffle(T value, TwShuffleKind kind, int offset, int width, i
     return value;
 }
 #define __syncthreads() tw_barrier(__LINE__)
+static void tw_nothing_together(void**, int) {}
+#define __syncwarp() tw_together(__LINE__, tw_nothing_together, nullptr)
 #define __shfl_sync(mask, value, lane, width) tw_shuffle(value, TW_INDEX, lane, width, __LINE__)
 #define __shfl_up_sync(mask, value, by, width) tw_shuffle(value, TW_UP, by, width, __LINE__)
 #define __shfl_down_sync(mask, value, by, width) tw_shuffle(value, TW_DOWN, by, width, __LINE__)

@@ -100,9 +100,10 @@ static void run_launch(const Launch& l) {
     for (tw_tensor_map& m : maps) args.push_back(&m);
     static Buffer shared;
     static size_t held = 0;
-    if (l.shared > held) shared = guarded(held = l.shared);
-    dynamic_shared = l.shared ? shared.base + (held + 15) / 16 * 16 - (l.shared + 15) / 16 * 16 : nullptr;
-    dynamic_shared_end = dynamic_shared + (l.shared + 15) / 16 * 16;
+    // It begins where the tiles of warpgroups may, so the guard page is less than 1024 bytes behind its end.
+    if (l.shared > held) shared = guarded(held = (l.shared + 1023) / 1024 * 1024);
+    dynamic_shared = l.shared ? shared.base + held - (l.shared + 1023) / 1024 * 1024 : nullptr;
+    dynamic_shared_end = dynamic_shared + (l.shared + 1023) / 1024 * 1024;
     entry = k.entry, entry_args = args.data(), block_threads = l.block;
     char *start = nullptr, *end = nullptr;
     k.shared(&start, &end);

@@ -132,15 +132,21 @@ def _full_arrivals(channel: Channel) -> int:
 
 
 def _empty_arrivals(channel: Channel) -> int:
-    """Arrivals that give a slot back: one per warpgroup that multiplies it, one per warp that reads it."""
-    total = 0
+    """Arrivals that give a slot back: one per warpgroup that multiplies it, one per warp that reads it.
+
+    They are those of all consumers, or of any one where items are divided among them.
+    """
+    counts = []
     for role in channel.consumers:
         warps = role.integer("warps")
-        if issued_by_one(role):
-            total += 1
-        else:
-            total += warps if _reads(role, channel).by_threads else warps // WARPGROUP_WARPS
-    return total
+        by_warp = _reads(role, channel).by_threads
+        counts.append(1 if issued_by_one(role) else warps if by_warp else warps // WARPGROUP_WARPS)
+    if channel.divided and len(set(counts)) > 1:
+        raise InputError(
+            f"channel {channel.name}: expected consumers that give slots back alike, got {counts} arrivals",
+            where=channel.op.loc,
+        )
+    return counts[0] if channel.divided else sum(counts)
 
 
 @emitter(CHANNEL)

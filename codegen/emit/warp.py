@@ -49,6 +49,12 @@ def _shuffle(e: Emission, op: Op) -> None:
     e.bind_lanes(op.result, texts, hint="other")
 
 
+@emitter("thread.warp_barrier")
+def _warp_barrier(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    e.line("__syncwarp();")
+
+
 #: bytes of a descriptor's unit of addresses
 _UNIT_BYTES = 16
 

@@ -48,7 +48,11 @@ define(
     ("buffers*",),
     "A ring of slots, the first dimension of the buffers bound to it. The value is its barriers in shared "
     "memory: a row for full slots, a row for empty ones. `scope` cluster: other blocks fill and free slots.",
-    attrs={"slots": AttrDef("int"), "scope": AttrDef("str", "block")},
+    attrs={
+        "slots": AttrDef("int"),
+        "scope": AttrDef("str", "block"),
+        "divided": AttrDef("bool", False, "an item goes to one of the consuming roles, not to all of them"),
+    },
     infer=_infer_channel,
     effects=frozenset({"alloc"}),
 )
@@ -108,6 +112,11 @@ class Channel:
     @property
     def slots(self) -> int:
         return self.op.integer("slots")
+
+    @property
+    def divided(self) -> bool:
+        """True where an item goes to one of the consumers."""
+        return bool(self.op["divided"])
 
     @property
     def buffers(self) -> tuple[Value, ...]:

@@ -147,6 +147,17 @@ define(
 )
 
 
+define(
+    "thread.warp_barrier",
+    (),
+    "All threads of the warp arrive before any goes on; their writes to shared memory before are visible "
+    "to one another after.",
+    results=0,
+    infer=no_results,
+    effects=frozenset({"warp"}),
+)
+
+
 def _verify_loop(op: Op) -> Sequence[str]:
     if op.body is None:
         return ["expected a body"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.nodes import Block, Func, Level, Module, Op
+from tilewright.ir.expr import symbols
+from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.simplify import Ranges
+from tilewright.ir.thread.channel_ops import channels_of
+from tilewright.ir.thread.role_ops import ROLE, roles_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.framework.invariants import register_invariant
@@ -19,8 +22,15 @@ from tilewright.passes.thread.copies_in_flight import (
     still_in_flight,
     walk_iterations,
 )
-from tilewright.passes.thread.scopes import launch_ranges, loop_ranges
-from tilewright.passes.thread.shared_accesses import Access, accesses, conflict, own_accesses
+from tilewright.passes.thread.scopes import body_ranges, launch_ranges, loop_ranges, mask_of
+from tilewright.passes.thread.shared_accesses import (
+    Access,
+    accesses,
+    conflict,
+    of_own_warp,
+    own_accesses,
+    within_warps,
+)
 
 
 @register_pass(Level.THREAD, establishes={"barriers-placed"})
@@ -34,7 +44,9 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     provably touch only the thread's own elements, or disjoint ones, need none. Raises InputError for a hazard
     inside divergent control, or one with an asynchronous copy that nothing waits for. Loops that keep
     asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
-    warpgroups multiply must have been published before the barrier.
+    warpgroups multiply must have been published before the barrier. A barrier in a role is one of its
+    threads; buffers of channels need none (`check-channels`), and what is private to warps, by an
+    index that is the number of the warp, needs one of the warp alone.
     """
     return _placed(func)
 
@@ -42,8 +54,10 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
 def _placed(func: Func) -> Func:
     if func["block"] == 1:
         return func
-    check_published(func.body)
-    block, _, _ = _BarrierPlacer().block(func.body, [], launch_ranges(func))
+    bound = frozenset(v for c in channels_of(func) for v in c.buffers)
+    if not roles_of(func):
+        check_published(func.body)
+    block, _, _ = _BarrierPlacer(bound).block(func.body, [], launch_ranges(func))
     return func.with_body(block)
 
 
@@ -55,6 +69,12 @@ def barriers_placed(module: Module) -> list[str]:
 
 
 class _BarrierPlacer:
+    """Places barriers in blocks; `bound` are the buffers that channels keep in order."""
+
+    def __init__(self, bound: Set[Value]) -> None:
+        self.bound = bound
+        self.in_role = False
+
     def block(
         self, block: Block, pending: list[Access], ranges: Ranges
     ) -> tuple[Block, list[Access], tuple[list[Access], bool]]:
@@ -67,6 +87,17 @@ class _BarrierPlacer:
                 pending, in_head = still_in_flight(pending), False
                 out.append(op)
                 continue
+            if op.name == "thread.warp_barrier":
+                pending = [p for p in pending if p.in_flight or not of_own_warp(p)]
+                out.append(op)
+                continue
+            if op.name == ROLE:
+                assert op.body is not None
+                self.in_role = True
+                body, _, _ = self.block(op.body, [], body_ranges(op, ranges))
+                self.in_role = False
+                out.append(op if body is op.body else replace(op, body=body))
+                continue
             pending = regrouped(pending, op)
             if op.name == "thread.loop" and keeps_copies_in_flight(op):
                 pending, in_head = walk_iterations(op, pending, ranges), False
@@ -75,8 +106,12 @@ class _BarrierPlacer:
             new_op, inside, after, cut = self.op(op, ranges)
             if conflicts := [p for p in pending if any(conflict(p, a) for a in inside)]:
                 check_waited(conflicts, op)
-                out.append(Op("thread.barrier", loc=op.loc))
-                pending, in_head = still_in_flight(pending), False
+                if self.in_role and within_warps(conflicts, inside):
+                    out.append(Op("thread.warp_barrier", loc=op.loc))
+                    pending = [p for p in pending if p.in_flight or not of_own_warp(p)]
+                else:
+                    out.append(Op("thread.barrier", loc=op.loc))
+                    pending, in_head = still_in_flight(pending), False
             out.append(new_op)
             if in_head:
                 head += inside
@@ -88,11 +123,15 @@ class _BarrierPlacer:
         """The op, the accesses before its first barrier, those after its last, and whether it has one."""
         if op.name == "thread.loop":
             return self.loop(op, ranges)
+        if self.in_role and op.name == "thread.if" and _is_uniform(op):
+            assert op.body is not None
+            body, after, (head, _) = self.block(op.body, [], ranges)
+            return op if body is op.body else replace(op, body=body), head, after, False
         if op.name == "thread.if":
-            inside = list(accesses(op, ranges))
+            inside = [a for a in accesses(op, ranges) if a.buffer not in self.bound]
             self.check_divergent(op, inside)
             return op, inside, inside, False
-        own = list(own_accesses(op, ranges))
+        own = [a for a in own_accesses(op, ranges) if a.buffer not in self.bound]
         return op, own, own, False
 
     def loop(self, op: Op, ranges: Ranges) -> tuple[Op, list[Access], list[Access], bool]:
@@ -103,11 +142,20 @@ class _BarrierPlacer:
             ops = list(body.ops)
             at = len(ops) - 1 if ops and ops[-1].name == "thread.yield" else len(ops)
             check_waited(conflicts, op)
-            ops.insert(at, Op("thread.barrier", loc=op.loc))
-            body, pending, open_ = body.with_ops(tuple(ops)), [], False
+            own = self.in_role and within_warps(conflicts, head)
+            ops.insert(at, Op("thread.warp_barrier" if own else "thread.barrier", loc=op.loc))
+            body = body.with_ops(tuple(ops))
+            pending, open_ = ([p for p in pending if not of_own_warp(p)], open_) if own else ([], False)
         new_op = op if body is op.body else replace(op, body=body)
         return new_op, head, pending, not open_
 
     def check_divergent(self, op: Op, inside: Sequence[Access]) -> None:
         if any(conflict(a, b) for i, a in enumerate(inside) for b in inside[i + 1 :]):
             raise InputError("a hazard inside a condition cannot be separated by a barrier", where=op.loc)
+
+
+def _is_uniform(op: Op) -> bool:
+    """True when all threads that get to a condition find the same: its mask names no thread."""
+    return not any(
+        name == "tid" or name.startswith("lane") for part in mask_of(op) for e in part for name in symbols(e)
+    )

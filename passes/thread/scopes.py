@@ -9,6 +9,7 @@ from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.nodes import Attr, Func, Op
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import Ranges, interval, linear
+from tilewright.ir.thread.role_ops import ROLE, threads_of
 
 #: conjunction of (expression, low, high): low <= expression < high
 Mask = tuple[tuple[Expr, Expr, Expr], ...]
@@ -24,6 +25,13 @@ def launch_ranges(func: Func) -> dict[str, tuple[int, int]]:
 def loop_ranges(op: Op, ranges: Ranges) -> dict[str, tuple[int, int]]:
     """Ranges inside the body of a `thread.loop`."""
     return {**ranges, loop_variable(op): (0, extent_of(op) - 1)}
+
+
+def body_ranges(op: Op, ranges: Ranges) -> Ranges:
+    """Ranges inside the body of a loop, a role or a condition."""
+    if op.name == "thread.loop":
+        return loop_ranges(op, ranges)
+    return {**ranges, "tid": (0, threads_of(op) - 1)} if op.name == ROLE else ranges
 
 
 def loop_variable(op: Op) -> str:

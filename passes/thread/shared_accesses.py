@@ -149,6 +149,17 @@ def conflict(a: Access, b: Access) -> bool:
     return not (own or _disjoint(a, b))
 
 
+def of_own_warp(a: Access) -> bool:
+    """True when the first index of an access is the number of the thread's warp: others never touch it."""
+    return a.at is not None and len(a.at) > 0 and a.at[0] in (Sym("warp"), Sym("tid") // WARP)
+
+
+def within_warps(before: Sequence[Access], after: Sequence[Access]) -> bool:
+    """True when all conflicts between accesses are between threads of one warp."""
+    pairs = [(p, a) for p in before for a in after if conflict(p, a)]
+    return all(of_own_warp(p) and of_own_warp(a) for p, a in pairs)
+
+
 def _own_elements(a: Access, b: Access) -> bool:
     """Both name their element in the same way, and no two threads (or iterations) name the same one."""
     if a.lanes != b.lanes:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tilewright.ir.builder import Builder
 from tilewright.ir.nodes import Block, Func, Level, Op, Value
 from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.thread.role_ops import ROLE
 from tilewright.ir.types import ScalarType
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
@@ -14,6 +15,7 @@ from tilewright.passes.rewriting.values import resolve
 from tilewright.passes.thread.scopes import (
     Mask,
     always,
+    body_ranges,
     extent_of,
     launch_ranges,
     loop_ranges,
@@ -58,6 +60,8 @@ class _Simplifier:
                 op = op.with_attrs(mask=needed)
         if body is None:
             return (op,)
+        if op.name == ROLE:
+            return (_with_body(op, self.block(body, body_ranges(op, ranges), known)),)
         if op.name == "thread.if":
             inner = self.block(body, ranges, known + mask_of(op))
             return (_with_body(op, inner),) if mask_of(op) else inner.ops

@@ -16,9 +16,9 @@ from tilewright.ir.types import LANES, ScalarType, TensorType, itemsize
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.thread.scopes import (
+    body_ranges,
     extent_of,
     launch_ranges,
-    loop_ranges,
     loop_variable,
     map_indices,
     mask_of,
@@ -55,7 +55,7 @@ class _Vectoriser:
     def op(self, op: Op, ranges: Ranges) -> Op:
         if op.body is None:
             return op
-        inner = loop_ranges(op, ranges) if op.name == "thread.loop" else ranges
+        inner = body_ranges(op, ranges)
         if op.name == "thread.loop" and not any(o.body is not None for o in op.body.ops):
             return self.loop(op, inner)
         body = self.block(op.body, inner)

@@ -23,6 +23,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     matrix_parameters,
 )
 from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.roles import lower_by_roles, raster_place
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
@@ -47,7 +48,10 @@ def lower_matrix(kernel: Func) -> Func:
     view = matrix_view(kernel, op)
     if view is None:
         raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
-    return _Matrix(kernel, view, matrix_parameters(kernel, view)).lower()
+    plan = matrix_parameters(kernel, view)
+    if plan.copiers:
+        return lower_by_roles(kernel, view, plan)
+    return _Matrix(kernel, view, plan).lower()
 
 
 class _Matrix:
@@ -104,10 +108,7 @@ class _Matrix:
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if self.on_z else x // tiles
         place = x if self.on_z else x % tiles
-        group = gcd(self.plan.raster, self.blocks_m)
-        inside = place % (group * self.blocks_n)
-        block_m = place // (group * self.blocks_n) * group + inside % group
-        block_n = inside // group
+        block_m, block_n = raster_place(place, gcd(self.plan.raster, self.blocks_m), self.blocks_n)
         names, sizes = self.view.batch, self.view.sizes
         batch = dict(zip(names, w.unravel(number, [sizes[d] for d in names]), strict=True))
         return w.simple(block_m), w.simple(block_n), batch

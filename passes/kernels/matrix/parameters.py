@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tilewright.ir import AttrRecord, Func, InputError
@@ -15,6 +15,8 @@ from tilewright.passes.kernels.matrix.view import MatrixView, takes_warpgroups
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
 MAX_STAGES = 6
+#: roles that take tiles in turn
+MOST_TEAMS = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class MatrixParameters(AttrRecord):
     the reduced dimension that is cut into chunks, '' in the model's space; raster: blocks along m that are
     taken before the next ones along n. engine: `wgmma` where groups of four warps along m multiply tiles in
     shared memory, `mma` where every warp multiplies fragments. rounded: the second factor holds TF32 numbers
-    already.
+    already. copiers: warps of a role that copies what others multiply, 0 where all warps do both (no roles).
+    teams: roles of `warps` each that multiply; two take tiles in turn, so that the results of one are
+    written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
+    for a block per tile.
     """
 
     block: MatrixTile
@@ -53,11 +58,24 @@ class MatrixParameters(AttrRecord):
     raster: int
     engine: Literal["mma", "wgmma"]
     rounded: bool = False
+    copiers: int = field(default=0, metadata={"least": 0})
+    teams: int = 1
+    blocks: int = field(default=0, metadata={"least": 0})
+
+    @property
+    def team_warps(self) -> int:
+        """Warps that share a tile."""
+        return self.warps.m * self.warps.n * self.warps.k
 
     @property
     def threads(self) -> int:
         """Threads per block."""
-        return WARP * self.warps.m * self.warps.n * self.warps.k
+        return WARP * (self.copiers + self.teams * self.team_warps)
+
+    @property
+    def copying_threads(self) -> int:
+        """Threads that share the copies of a chunk."""
+        return WARP * (self.copiers or self.team_warps)
 
     @property
     def warp_m(self) -> int:
@@ -87,6 +105,10 @@ class MatrixParameters(AttrRecord):
             raise InputError(f"expected channel {view.channel}, got {self.channel}")
         if self.engine == WARPGROUPS:
             self._check_groups(view)
+        if self.copiers:
+            self._check_roles(view)
+        elif self.teams > 1 or self.blocks:
+            raise InputError("expected teams and a grid that stays with a role that copies")
 
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
@@ -100,6 +122,15 @@ class MatrixParameters(AttrRecord):
         row = self.block.k * itemsize(view.dtype)
         if row not in ROW_BYTES and any(view.along(i) in ("", view.channel) for i in (0, 1)):
             raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+
+    def _check_roles(self, view: MatrixView) -> None:
+        if self.engine != WARPGROUPS or self.copiers % WARPGROUP_WARPS or self.teams > MOST_TEAMS:
+            raise InputError(
+                f"expected roles of whole warpgroups that multiply as such, at most {MOST_TEAMS} teams, "
+                f"got {self.copiers} warps that copy, {self.teams} teams and engine {self.engine}"
+            )
+        if itemsize(view.dtype) != 2:
+            raise InputError(f"expected factors of 16 bits for roles, got {view.dtype}")
 
 
 def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int) -> int:

@@ -81,10 +81,14 @@ class Staged:
             return (slot, minor // self.panel, major, minor % self.panel)
         return (slot, major, minor)
 
+    def move_to(self, origin: Expr, batch: Mapping[str, Expr]) -> None:
+        """Take what follows from another tile: its first row or column, its place in the batch."""
+        self.origin, self.batch = origin, dict(batch)
+
     @property
     def steps(self) -> int:
         """Vectors each thread copies of a chunk."""
-        return -(-self.major * self.vectors // self.plan.threads)
+        return -(-self.major * self.vectors // self.plan.copying_threads)
 
     def fetch(self, chunk: Expr, slot: Expr) -> None:
         """Copy a chunk to a slot: all threads together, zeros outside of the factor."""
@@ -134,7 +138,7 @@ class Staged:
         """For each vector of this thread: its number, row and first column in the tile, if it is one."""
         w = self.w
         with w.loop("f", self.steps, unroll=1) as step:
-            linear = w.simple(step * self.plan.threads + Sym("tid"))
+            linear = w.simple(step * self.plan.copying_threads + Sym("tid"))
             major, vector = w.unravel(linear, (self.major, self.vectors))
             inside = w.below(linear, self.major * self.vectors)
             yield step, major, w.simple(vector * self.lanes), inside

@@ -21,6 +21,22 @@ def warpgroup_rows(w: Writer, plan: MatrixParameters) -> tuple[Expr, Expr]:
     return w.simple(first), w.simple(first + own)
 
 
+def warpgroup_column(w: Writer, plan: MatrixParameters) -> Expr:
+    """Return the first column of this thread's warpgroup in the block's tile."""
+    return w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
+
+
+def start_multiplying(
+    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, slot: Expr
+) -> None:
+    """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie."""
+    a, b = factors
+    first, _ = warpgroup_rows(w, plan)
+    column = warpgroup_column(w, plan)
+    at = a.place(slot, first, 0)
+    _start(w, plan, a.tiles, at, b, b.place(slot, column, 0), acc, turned=a.turned)
+
+
 def reduce_by_warpgroups(
     w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
 ) -> None:
@@ -36,7 +52,7 @@ def reduce_by_warpgroups(
     wide = a.size == 4
     unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
     ring = Ring(w, factors, chunks, slots, unread)
-    column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
+    column = warpgroup_column(w, plan)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
@@ -45,10 +61,7 @@ def reduce_by_warpgroups(
         if wide:
             _multiply_held(w, plan, a, b, acc, slot, column)
         else:
-            first, _ = warpgroup_rows(w, plan)
-            _start(
-                w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, column, 0), acc, turned=a.turned
-            )
+            start_multiplying(w, plan, factors, acc, slot)
         waiting = ring.refill(chunk)
         if chunks > slots:
             w.b.do("thread.warpgroup_wait", acc, pending=unread - 1)

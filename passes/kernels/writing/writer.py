@@ -19,6 +19,7 @@ from tilewright.ir import (
     Value,
 )
 from tilewright.ir.expr import substitute
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.simplify import interval, simplify
 
 Index = tuple[Expr, ...]
@@ -95,6 +96,17 @@ class Writer:
             room = room // sizes[d] if whole else 1
         with ExitStack() as stack:
             yield {d: stack.enter_context(self.loop(f"r_{d}", n, unroll=unroll[d])) for d, n in sizes.items()}
+
+    @contextmanager
+    def role(self, name: str, warps: int, registers: int = 0) -> Iterator[None]:
+        """What some warps of the block do: `tid` counts theirs; registers: of a thread, 0 for its share."""
+        outer, threads = self.b, self.ranges["tid"]
+        self.b, self.ranges["tid"] = Builder(outer.loc), (0, warps * WARP - 1)
+        yield
+        body = self.b.block()
+        self.b, self.ranges["tid"] = outer, threads
+        attrs: dict[str, Attr] = {"name": name, "warps": warps, "registers": registers}
+        outer.emit("thread.role", (), attrs, body=body)
 
     @contextmanager
     def when(self, mask: Mask) -> Iterator[None]:

@@ -1,0 +1,260 @@
+"""Matrix products by roles: one role copies chunks to a channel, others multiply them and write results.
+
+The grid may stay: a block then takes tile after tile, and what it copies of the next tile arrives while it
+writes the results of the last one. With two teams, tiles go to them in turn: one multiplies while the other
+writes. The chunks of all tiles are the items of one channel, in the order in which they are multiplied, and
+a team hands the turn to the next one when it has received its last chunk: a barrier of a slot tells only
+phases that follow one another apart, so that nobody may wait for an item while the one before it in its slot
+is still to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd
+
+from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, REGISTER_UNIT, REGISTERS_PER_SM, WARP, WARPGROUP_WARPS
+from tilewright.ir.tensor.ops import dims
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
+from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
+from tilewright.passes.kernels.matrix.view import MatrixView
+from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
+from tilewright.passes.kernels.writing.points import Points, store_results
+from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: registers of a thread that copies, by itself or by handing boxes to the copy engine
+COPIER_REGISTERS = 96
+#: columns of sums that a warp brings into rows at a time, and words added to each row: no bank conflicts
+PIECE_COLUMNS, PIECE_PADS = 32, {False: 8, True: 4}
+#: elements of one vector of the results
+LANES = 4
+
+
+def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
+    """The tile along m and n of a number: `group` tiles along m are taken before the next ones along n."""
+    inside = place % (group * blocks_n)
+    return place // (group * blocks_n) * group + inside % group, inside // group
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile of results: its first row and column, its place in the batch, the item of its first chunk.
+
+    number: among all tiles. own: how many tiles the role has had before.
+    """
+
+    m: Expr
+    n: Expr
+    batch: Mapping[str, Expr]
+    item: Expr
+    number: Expr
+    own: Expr
+
+
+def lower_by_roles(kernel: Func, view: MatrixView, plan: MatrixParameters) -> Func:
+    """The thread-level function of a product whose parameters name a role that copies.
+
+    rewrite:  tensor.contract + epilogue maps   -->   role { acquire; copies; publish }
+                                                      role { receive; multiply; release; results } ...
+    """
+    return _RoleMatrix(kernel, view, plan).lower()
+
+
+class _RoleMatrix:
+    def __init__(self, kernel: Func, view: MatrixView, plan: MatrixParameters) -> None:
+        self.view, self.plan, self.op = view, plan, view.op
+        self.m, self.n = view.size(view.rows), view.size(view.columns)
+        self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
+        self.tiles = self.blocks_m * self.blocks_n * view.size(view.batch)
+        self.blocks = min(plan.blocks or self.tiles, self.tiles)
+        self.turns = -(-self.tiles // self.blocks)
+        if plan.teams > self.turns:
+            raise InputError(
+                f"expected a tile per block for each of {plan.teams} teams, got {self.turns}",
+                where=f"@{kernel.name}",
+            )
+        self.w = Writer(kernel, plan.threads, (self.blocks, 1, 1))
+        self.chunks = chunk_count(view, plan)
+        last = self._last()
+        self.transposed = last in view.rows
+        inside = last in view.rows or last in view.columns
+        self.lanes = gcd(LANES, view.sizes[last]) if inside else 1
+
+    def lower(self) -> Func:
+        w, plan = self.w, self.plan
+        with w.b.at(self.op.loc):
+            factors = [Staged(w, self.view, plan, i, 0, {}, plan.stages) for i in (0, 1)]
+            stages = [self._stage() for _ in range(plan.teams)]
+            tiles = [f.tiles for f in factors]
+            ring = w.b.value("thread.channel", *tiles, hint="ring", slots=plan.stages, divided=plan.teams > 1)
+            orders = [self._order(team) for team in range(plan.teams)]
+            with w.role("copy", plan.copiers, self._registers(copies=True)):
+                self._copy(factors, ring)
+            for team, stage in enumerate(stages):
+                name = f"multiply{team}" if plan.teams > 1 else "multiply"
+                with w.role(name, plan.team_warps, self._registers(copies=False)):
+                    self._multiply(factors, ring, orders, stage, team)
+        return w.finish()
+
+    def _order(self, team: int) -> Value | None:
+        """The channel by which a team hands the turn on; none where no tile follows one of its own."""
+        if self.plan.teams == 1 or self.turns < team + 2:
+            return None
+        return self.w.b.value("thread.channel", hint=f"order{team}", slots=1)
+
+    def _stage(self) -> Value:
+        """Where a team's warps bring sums into rows of results, each a piece of its own."""
+        pad, columns = PIECE_PADS[self.transposed], self._piece_columns()
+        shape = (columns, MMA_M + pad) if self.transposed else (MMA_M, columns + pad)
+        return self.w.alloc((self.plan.team_warps, *shape), "f32", "shared", "pieces")
+
+    def _piece_columns(self) -> int:
+        return gcd(PIECE_COLUMNS, self.plan.warp_n)
+
+    def _registers(self, *, copies: bool) -> int:
+        """Registers of a thread: those who copy give back what the others have use for."""
+        plan = self.plan
+        share = REGISTERS_PER_SM // plan.threads
+        if share >= 256 - REGISTER_UNIT:
+            return 0
+        if copies:
+            return COPIER_REGISTERS
+        left = REGISTERS_PER_SM - COPIER_REGISTERS * WARP * plan.copiers
+        each = left // (plan.threads - WARP * plan.copiers)
+        return min(240, each // REGISTER_UNIT * REGISTER_UNIT)
+
+    @contextmanager
+    def _tiles(self, team: int | None) -> Iterator[_Tile]:
+        """The tiles of this block one after the other: all of them, or those of one team."""
+        w, teams = self.w, self.plan.teams
+        turns = self.turns if team is None else -(-(self.turns - team) // teams)
+        with w.loop("turn", turns) as own:
+            turn = own if team is None else w.simple(own * teams + team)
+            number = w.simple(turn * self.blocks + Sym("bid.x"))
+            with w.when(w.below(number, self.tiles)):
+                yield self._tile(number, turn, own)
+
+    def _tile(self, number: Expr, turn: Expr, own: Expr) -> _Tile:
+        w, view = self.w, self.view
+        each = self.blocks_m * self.blocks_n
+        group = gcd(self.plan.raster, self.blocks_m)
+        block_m, block_n = raster_place(w.simple(number % each), group, self.blocks_n)
+        batch = w.unravel(w.simple(number // each), [view.sizes[d] for d in view.batch])
+        return _Tile(
+            w.simple(block_m * self.plan.block.m),
+            w.simple(block_n * self.plan.block.n),
+            dict(zip(view.batch, batch, strict=True)),
+            w.simple(turn * self.chunks),
+            number,
+            own,
+        )
+
+    # -- roles -----------------------------------------------------------------------------------------------
+    def _copy(self, factors: list[Staged], ring: Value) -> None:
+        w = self.w
+        with self._tiles(None) as tile:
+            for factor, origin in zip(factors, (tile.m, tile.n), strict=True):
+                factor.move_to(origin, tile.batch)
+            with w.loop("chunk", self.chunks) as chunk:
+                item = w.simple(tile.item + chunk)
+                w.b.do("thread.acquire", ring, item=item)
+                for factor in reversed(factors):
+                    factor.fetch(chunk, w.simple(item % self.plan.stages))
+                w.b.do("thread.publish", ring, item=item)
+
+    def _multiply(
+        self, factors: list[Staged], ring: Value, orders: list[Value | None], stage: Value, team: int
+    ) -> None:
+        w, plan = self.w, self.plan
+        acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
+        with self._tiles(team) as tile:
+            w.b.do("thread.fill_fragment", acc, value=float(self.op["init"][0]))  # type: ignore[index, arg-type]
+            self._await_turn(orders, team, tile)
+            with w.loop("chunk", self.chunks) as chunk:
+                item = w.simple(tile.item + chunk)
+                w.b.do("thread.receive", ring, item=item)
+                start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
+                if self.chunks > 1:
+                    w.b.do("thread.warpgroup_wait", acc, pending=1)
+                with w.when(w.bounds((w.simple(chunk - 1),), (self.chunks,))):
+                    if self.chunks > 1:
+                        w.b.do("thread.release", ring, item=w.simple(item - 1))
+            self._hand_on_turn(orders[team], tile)
+            w.b.do("thread.warpgroup_wait", acc)
+            w.b.do("thread.release", ring, item=w.simple(tile.item + self.chunks - 1))
+            self._results(acc, stage, tile)
+
+    def _await_turn(self, orders: list[Value | None], team: int, tile: _Tile) -> None:
+        """Wait until the team before has received all chunks of the tile before."""
+        w, order = self.w, orders[team - 1]
+        if order is None:
+            return
+        turn = tile.own if team else w.simple(tile.own - 1)
+        with w.when(w.bounds((turn,), (self.turns,))):
+            w.b.do("thread.receive", order, item=turn)
+            w.b.do("thread.release", order, item=turn)
+
+    def _hand_on_turn(self, order: Value | None, tile: _Tile) -> None:
+        """Let the next team multiply, where the block has another tile."""
+        w = self.w
+        if order is None:
+            return
+        with w.when(w.below(w.simple(tile.number + self.blocks), self.tiles)):
+            w.b.do("thread.acquire", order, item=tile.own)
+            w.b.do("thread.publish", order, item=tile.own)
+
+    # -- results ---------------------------------------------------------------------------------------------
+    def _last(self) -> str:
+        """The dimension along which results are neighbours in memory."""
+        par = dims(self.op, "par")
+        return next((d for d in reversed(par) if par[d] > 1), "")
+
+    def _results(self, acc: Value, stage: Value, tile: _Tile) -> None:
+        """Every warp brings its sums into rows, piece by piece, and writes results by vectors."""
+        w, plan = self.w, self.plan
+        columns = self._piece_columns()
+        warp: Expr = w.simple(Sym("tid") // WARP)
+        _, own = warpgroup_rows(w, plan)
+        first_column = w.simple(warp // plan.warps.m * plan.warp_n)
+        pieces = plan.warp_n // columns
+        with w.loops("piece", (acc.tensor.shape[0], pieces), unroll=1) as (i, piece):
+            with w.loop("j", columns // MMA_N, unroll=1) as j:
+                at = (warp, j * MMA_N, 0) if self.transposed else (warp, 0, j * MMA_N)
+                w.b.do(
+                    "thread.store_fragment", acc, stage,
+                    at=tuple(map(w.simple, at)), transposed=self.transposed,
+                    item=(i, w.simple(piece * (columns // MMA_N) + j)),
+                )  # fmt: skip
+            m = w.simple(own + i * (WARPGROUP_WARPS * MMA_M))
+            self._piece(stage, tile, m, w.simple(first_column + piece * columns))
+
+    def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+        """The results of a warp's piece of sums, whose first row and column in the tile are m and n."""
+        w, columns = self.w, self._piece_columns()
+        major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
+        vectors = minor // self.lanes
+        warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
+        with w.loop("e", major * vectors // WARP, unroll=1) as step:
+            outer, vector = w.unravel(w.simple(step * WARP + lane), (major, vectors))
+            inner = w.simple(vector * self.lanes)
+            rows, cols = (inner, outer) if self.transposed else (outer, inner)
+            mask = self._inside(w.simple(tile.m + m + rows), w.simple(tile.n + n + cols))
+            with w.when(mask), w.loop("v", self.lanes, unroll=1) as v:
+                at = w.simple(inner + v)
+                row, column = (at, outer) if self.transposed else (outer, at)
+                total = w.load(stage, (warp, outer, at))
+                self._result(total, tile, w.simple(m + row), w.simple(n + column))
+
+    def _inside(self, m: Expr, n: Expr) -> Mask:
+        return (*self.w.below(m, self.m), *self.w.below(n, self.n))
+
+    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+        w, view = self.w, self.view
+        index: dict[str, Expr] = dict(tile.batch)
+        for names, at in ((view.rows, tile.m + m), (view.columns, tile.n + n)):
+            index.update(zip(names, w.unravel(w.simple(at), [view.sizes[d] for d in names]), strict=True))
+        place = tuple(index[d] for d in dims(self.op, "par"))
+        store_results(w, Points(w, {self.op.result: total}), place)

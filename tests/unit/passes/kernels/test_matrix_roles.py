@@ -1,0 +1,128 @@
+"""Products by roles on the emulator against float64: chunks through a channel, grids that stay, two teams."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from codegen_samples import run
+from decision_samples import with_template
+from matrix_samples import (
+    CAST,
+    CTX,
+    THREAD,
+    assert_close,
+    convolution,
+    convolved,
+    gemm,
+    inputs_of,
+    matrix_parameters,
+    product,
+    source,
+    view_of,
+)
+
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.ir import Func, InputError, Module, walk
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+
+pytestmark = pytest.mark.emulator
+
+
+def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int) -> Func:
+    """The thread-level kernel with a role that copies."""
+    plan = matrix_parameters(*tiles, view_of(kernel).channel, raster=raster, engine="wgmma")
+    plan = replace(plan, **({"copiers": 4} | more))
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
+def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1, **more: int) -> np.ndarray:
+    (got,) = run(by_roles(kernel, *tiles, **more), "emulator", inputs, seed=seed).values()
+    return got.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "tiles", "more"),
+    [
+        ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 3), {}),
+        ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 2), {"blocks": 3}),  # 4 tiles: one block takes two
+        ("bf16", (130, 72, 136), (128, 32, 32, 8, 1, 4), {"blocks": 2, "raster": 2}),  # two warpgroups
+        ("f16", (70, 100, 72), (64, 32, 32, 4, 1, 3), {"blocks": 1, "teams": 2}),  # 8 tiles in turn
+        ("f16", (70, 40, 100), (64, 32, 64, 4, 1, 4), {"blocks": 3, "teams": 2}),  # a team without work
+        ("f16", (60, 16, 64), (64, 16, 64, 4, 1, 2), {}),  # one chunk
+    ],
+)
+def test_products(dtype, size, tiles, more):
+    kernel = gemm(dtype, *size)
+    a, b = inputs_of(kernel)
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    assert_close(emulated(kernel, [a, b], *tiles, **more), want, dtype)
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_any_order_of_threads(seed):
+    kernel = gemm("f16", 70, 40, 200)
+    a, b = inputs_of(kernel)
+    got = emulated(kernel, [a, b], 64, 32, 64, 4, 1, 2, blocks=1, teams=2, seed=seed)
+    assert_close(got, a.astype(np.float64) @ b.astype(np.float64).T, "f16")
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "more"),
+    [
+        ((2, (7, 7), 24, 40, 3, 1, "NHWC"), (64, 64, 16, 4, 1, 3), {"blocks": 1}),
+        ((1, (9, 8), 64, 16, 3, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {}),
+    ],
+)
+def test_convolutions_with_epilogues(shape, tiles, more):
+    kernel = convolution("f16", *shape)
+    inputs = inputs_of(kernel)
+    assert_close(emulated(kernel, inputs, *tiles, **more), convolved(*inputs, *shape[4:]), "f16")
+
+
+def test_batches_and_results_in_columns():
+    kernel = gemm("f16", 40, 70, 64, batch=2)
+    a, b = inputs_of(kernel)
+    want = a.astype(np.float64) @ b.astype(np.float64).transpose(0, 2, 1)
+    assert_close(emulated(kernel, [a, b], 64, 64, 32, 4, 1, 3, blocks=3), want, "f16")
+    turned = product("f16", ("40, 64", "72, 64"), "n: 72, m: 40", "c: 64", ("[m, c]", "[n, c]"))
+    a, b = inputs_of(turned)
+    want = b.astype(np.float64) @ a.astype(np.float64).T
+    assert_close(emulated(turned, [a, b], 64, 64, 32, 4, 1, 3), want, "f16")
+
+
+def test_computed_factors_are_stored_to_slots():
+    kernel = product(
+        "f16", ("24, 64", "40, 64"), "m: 24, n: 40", "c: 64", ("[m, c]", "[n, c]"),
+        before=CAST, given="f32[24, 64]",
+    )  # fmt: skip
+    a, w = inputs_of(kernel)
+    want = a.astype(np.float16).astype(np.float64) @ w.astype(np.float64).T
+    assert_close(emulated(kernel, [a, w], 64, 32, 16, 4, 1, 3), want, "f16")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "more"),
+    [((128, 256, 64, 8, 1, 4), {"blocks": 132}), ((128, 128, 64, 4, 1, 5), {"blocks": 132, "teams": 2})],
+)
+def test_large_tiles_stay_in_registers(tiles, more):
+    func = by_roles(gemm("bf16", 4096, 4096, 4096), *tiles, raster=8, **more)
+    text = source(func)
+    built = compile_cuda(text, arch="sm_90a")
+    assert built.kernels["k"].spill_bytes == 0
+    assert "serialized" not in built.log
+    assert not any(op.name == "thread.barrier" for op in walk(func.body))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"copiers": 2}, "whole warpgroups"),
+        ({"copiers": 0, "teams": 2}, "with a role that copies"),
+        ({"teams": 2}, "a tile per block for each of 2 teams, got 1"),
+    ],
+)
+def test_impossible_roles_are_refused(more, message):
+    with pytest.raises(InputError, match=message):
+        by_roles(gemm("f16", 64, 64, 64), 64, 32, 64, 4, 1, 3, **more)
