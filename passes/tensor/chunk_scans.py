@@ -26,7 +26,7 @@ from tilewright.ir.tensor.ops import dims, reads
 from tilewright.ir.types import FLOATS, itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.ordered.choose_chunks import choose_chunk
-from tilewright.passes.kernels.rows.lowering import combiner, neutral
+from tilewright.passes.kernels.rows.combiners import combiner, neutral
 from tilewright.passes.rewriting.names import unused
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 

@@ -14,7 +14,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import row_major_offset, slices_of
 from tilewright.passes.kernels.ordered.choose_scatter import sorting_pays
-from tilewright.passes.kernels.rows.lowering import COMBINERS, neutral_of
+from tilewright.passes.kernels.rows.combiners import COMBINERS, neutral_of
 from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.rules.binary_search import count_before
 from tilewright.passes.lower.rules.orders import Order, gathered

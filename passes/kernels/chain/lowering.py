@@ -16,7 +16,7 @@ from tilewright.passes.kernels.chain.parameters import ChainParameters, chain_pa
 from tilewright.passes.kernels.chain.reduce import StageReduce, lower_map_stage
 from tilewright.passes.kernels.chain.stages import Stage, chain_of
 from tilewright.passes.kernels.chain.tiles import contract_tiles
-from tilewright.passes.kernels.rows.lowering import combiner
+from tilewright.passes.kernels.rows.combiners import combiner
 
 #: reductions of fewer indices are not shared among lanes
 MIN_SHARED = 16

@@ -12,7 +12,8 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.block import ChainBlock, ChainPoints
 from tilewright.passes.kernels.chain.stages import Stage
-from tilewright.passes.kernels.rows.lowering import combiner, neutral
+from tilewright.passes.kernels.rows.combiners import combiner, neutral
+from tilewright.passes.kernels.rows.partial_sums import in_runs
 from tilewright.passes.kernels.writing.writer import Index
 
 #: points of a reduction unrolled in one body at most
@@ -113,13 +114,17 @@ class StageReduce:
         steps = -(-groups // self.lanes)
         extents = [*list(self.red.values())[:-1], self.red[names[-1]] // self.vec]
         lane = w.simple(Sym("tid") % self.lanes)
-        with w.loop("s", steps, unroll=_unroll(steps)) as step:
-            group = w.simple(step * self.lanes + lane)
-            at = w.unravel(group, extents)
-            with w.when(w.below(group, groups)), w.loop("v", self.vec, unroll=1) as v:
-                inner = dict(zip(names, at, strict=True))
-                inner[names[-1]] = inner[names[-1]] * self.vec + v
-                self._step(accs, offset, inner, v)
+
+        def fold(count: int, first: Expr) -> None:
+            with w.loop("s", count, unroll=_unroll(count)) as step:
+                group = w.simple((first + step) * self.lanes + lane)
+                at = w.unravel(group, extents)
+                with w.when(w.below(group, groups)), w.loop("v", self.vec, unroll=1) as v:
+                    inner = dict(zip(names, at, strict=True))
+                    inner[names[-1]] = inner[names[-1]] * self.vec + v
+                    self._step(accs, offset, inner, v)
+
+        in_runs(w, self.op, steps, accs, fold)
 
     def _serial(self, accs: list[Value], offset: Index) -> None:
         body, unroll = self.items, {}

@@ -17,7 +17,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
-from tilewright.passes.kernels.rows.lowering import combiner
+from tilewright.passes.kernels.rows.combiners import combiner
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
 from tilewright.passes.kernels.rows.staged_space import choose_staged
 

@@ -8,59 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tilewright.costmodel import RowReduceParameters
 from tilewright.ir import Expr, Func, InputError, Op, Sym, UnsupportedError, Value
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_groups import row_dims
 from tilewright.passes.kernels.decision import parameters_of
+from tilewright.passes.kernels.rows.combiners import combiner, neutral
+from tilewright.passes.kernels.rows.partial_sums import in_runs
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
-
-#: ops that may combine two partial results, with the reductions they finish
-COMBINERS = frozenset(f"scalar.{n}" for n in ("add", "mul", "max", "min", "and", "or"))
-
-
-def combiner(op: Op) -> str | None:
-    """The scalar op that merges two partial results of a reduction; None where its body is no such fold."""
-    if op.body is None or len(op.results) != 1:
-        return None
-    acc = op.body.params[-1]
-    last = op.body.ops[-2] if len(op.body.ops) > 1 else None
-    users = [o for o in op.body.ops if acc in o.operands]
-    if last is None or users != [last] or op.body.ops[-1].operands != (last.result,):
-        return None
-    if last.name == "scalar.fma" and last.operands[2] is acc and acc not in last.operands[:2]:
-        return "scalar.add"
-    return last.name if last.name in COMBINERS and last.operands.count(acc) == 1 else None
-
-
-def neutral(op: Op) -> float | int | bool:
-    """The value that leaves the reduction's combiner unchanged."""
-    return neutral_of(combiner(op), op.result.tensor.dtype)
-
-
-def first_of(op: Op) -> float | int | bool:
-    """The value a reduction with one result starts from."""
-    init: Any = op["init"]
-    (start,) = init
-    first: float | int | bool = start
-    return first
-
-
-def neutral_of(name: str | None, dtype: str) -> float | int | bool:
-    """The value of `dtype` that leaves the other operand of a combiner unchanged."""
-    if dtype == "bool":
-        return name == "scalar.and"
-    whole = not dtype.startswith(("f", "bf"))
-    bits = int(dtype[1:]) if whole else 0
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if dtype[0] == "i" else (0, (1 << bits) - 1)
-    table: dict[str | None, float | int] = {
-        "scalar.add": 0, "scalar.mul": 1,
-        "scalar.max": low if whole else float("-inf"), "scalar.min": high if whole else float("inf"),
-    }  # fmt: skip
-    return table[name]
 
 
 @dataclass(frozen=True)
@@ -152,19 +109,23 @@ class _Rows:
         groups = length // vec
         steps = -(-groups // width)
         names = list(red)
-        with w.loop("s", steps, unroll=4 if steps % 4 == 0 and steps >= 8 else 0) as step:
-            group = w.simple(step * width + self.lane)
-            extents = (*list(red.values())[:-1], red[names[-1]] // vec) if red else ()
-            at = w.unravel(group, extents)
-            with w.when((*self._valid(), *w.below(group, groups))), w.loop("v", vec, unroll=1) as v:
-                local = dict(zip(names, at, strict=True))
-                if names:
-                    local[names[-1]] = local[names[-1]] * vec + v
-                env: dict[str, Expr] = {**dict(zip(dims(op, "par"), self.index, strict=True)), **local}
-                values = Points(w, self.known).operands(op, env)
-                before = [w.load(a, (v,)) for a in accs]
-                for a, x in zip(accs, w.inline(op, [*values, *before], env), strict=True):
-                    w.store(x, a, (v,))
+        extents = (*list(red.values())[:-1], red[names[-1]] // vec) if red else ()
+
+        def fold(count: int, first: Expr) -> None:
+            with w.loop("s", count, unroll=4 if count % 4 == 0 and count >= 8 else 0) as step:
+                group = w.simple((first + step) * width + self.lane)
+                at = w.unravel(group, extents)
+                with w.when((*self._valid(), *w.below(group, groups))), w.loop("v", vec, unroll=1) as v:
+                    local = dict(zip(names, at, strict=True))
+                    if names:
+                        local[names[-1]] = local[names[-1]] * vec + v
+                    env: dict[str, Expr] = {**dict(zip(dims(op, "par"), self.index, strict=True)), **local}
+                    values = Points(w, self.known).operands(op, env)
+                    before = [w.load(a, (v,)) for a in accs]
+                    for a, x in zip(accs, w.inline(op, [*values, *before], env), strict=True):
+                        w.store(x, a, (v,))
+
+        in_runs(w, op, steps, accs, fold)
 
     def _combine(self, op: Op, part: Value, vec: int) -> None:
         """Merge each thread's lanes, then each row's threads (a tree in shared memory), then the init."""

@@ -81,8 +81,7 @@ class _RowsStaged(RowsKept):
             with w.when(w.below(vector, copies)):
                 yield place, at
 
-    def walk(self, phase: Phase, *, reads: bool = True) -> AbstractContextManager[Expr]:
-        steps = self.steps(phase)
+    def walk(self, steps: int, *, reads: bool = True) -> AbstractContextManager[Expr]:
         most = max(1, UNROLLED_ELEMENTS // self.vec)
         together = max(n for n in range(1, most + 1) if steps % n == 0)
         return self.w.loop("s", steps, unroll=1 if steps <= most else together if together > 1 else 0)
@@ -122,7 +121,7 @@ class _RowsStaged(RowsKept):
         w = self.w
         flat = Value(TensorType(r.tensor.dtype, (r.tensor.size,), "global"), w.outputs[r].hint)
         w.outputs[r] = flat
-        with self.walk(phase, reads=False) as step:
+        with self.walk(self.steps(phase), reads=False) as step:
             mask, column = self.step_at(phase, step)
             with w.when(mask), self.elements(phase, whole=False) as v:
                 env = self.env(phase, column, v)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log2
+from math import log2, sqrt
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
@@ -12,6 +12,7 @@ from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
+from tilewright.passes.kernels.rows.partial_sums import LONGEST_CHAIN
 
 POWERS = tuple(1 << e for e in range(11))
 #: registers (4 bytes) of one thread that may hold its part of a row, and steps in which it reads them
@@ -93,7 +94,7 @@ def _seconds(
     barriers = exchanges if access.across else int(warps_per_row > 1)
     merge = exchanges * (2.0 * (vec if access.across else 1)) + (warps_per_row if barriers else 0)
     instructions = fit.start_instructions + steps * (fit.step_instructions * access.walks + vec * per_element)
-    instructions += access.walks * merge
+    instructions += access.walks * (merge + (vec * sqrt(steps) if steps > LONGEST_CHAIN else 0.0))
     waits = access.walks * (exchanges * fit.exchange_clk + barriers * fit.barrier_clk)
     together = steps if access.kept_words else min(steps, _TOGETHER)
     walks = 1 if access.kept_words else access.walks

@@ -17,7 +17,8 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.passes.analysis.row_phases import Phase, row_phases
 from tilewright.passes.kernels.decision import parameters_of
-from tilewright.passes.kernels.rows.lowering import combiner, first_of, neutral
+from tilewright.passes.kernels.rows.combiners import combiner, first_of, neutral
+from tilewright.passes.kernels.rows.partial_sums import in_runs
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -44,6 +45,8 @@ class RowWalks(ABC):
             raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
         self.kernel, self.row_phases, self.phases = kernel, found, found.phases
         self.extents = tuple(dims(self.phases[0].op, "par").values())
+        #: values that stay in registers from one phase to the next
+        self.reused: tuple[Value, ...] = ()
         #: results of the reductions so far
         self.totals: dict[Value, Value] = {}
 
@@ -79,8 +82,8 @@ class RowWalks(ABC):
 
     # -- how threads lie on rows -----------------------------------------------------------------------------
     @abstractmethod
-    def walk(self, phase: Phase, *, reads: bool) -> AbstractContextManager[Expr]:
-        """A loop over the steps of a thread along its rows; `reads`: of a fold, not of stores alone."""
+    def walk(self, steps: int, *, reads: bool) -> AbstractContextManager[Expr]:
+        """A loop over steps of a thread along its rows; `reads`: of a fold, not of stores alone."""
 
     @abstractmethod
     def shape(self, phase: Phase) -> tuple[int, ...]:
@@ -146,12 +149,21 @@ class RowWalks(ABC):
         part = w.alloc((self.vec,), dtype, "reg", "part")
         with self.elements(phase, whole=False) as v:
             w.store(w.b.const(start, dtype), part, (v,))
-        with self.walk(phase, reads=True) as step:
-            mask, column = self.step_at(phase, step)
-            with w.when(mask):
-                self.fetch(number, column)
-                with self.elements(phase, whole=False) as v:
-                    self._fold(number, column, (step, v), part)
+
+        def fold(count: int, from_step: Expr) -> None:
+            with self.walk(count, reads=True) as within:
+                step = within if from_step == 0 else w.simple(from_step + within)
+                mask, column = self.step_at(phase, step)
+                with w.when(mask):
+                    self.fetch(number, column)
+                    with self.elements(phase, whole=False) as v:
+                        self._fold(number, column, (step, v), part)
+
+        steps = self.steps(phase)
+        if self.reused:  # registers of kept values are named by steps
+            fold(steps, 0)
+        else:
+            in_runs(w, op, steps, [part], fold)
         self.totals[op.result] = self.merged(name, part, None if first == start else first)
 
     def _fold(self, number: int, column: Index, at: Index, part: Value) -> None:
@@ -174,7 +186,7 @@ class RowWalks(ABC):
                 place = tuple(env[d] for d in dims(op, "par"))
                 w.store(Points(w, self.totals_at(v)).value(r, place), w.outputs[r], place)
             return
-        with self.walk(phase, reads=False) as step:
+        with self.walk(self.steps(phase), reads=False) as step:
             mask, column = self.step_at(phase, step)
             with w.when(mask), self.elements(phase, whole=False) as v:
                 env = self.env(phase, column, v)
@@ -214,8 +226,7 @@ class _RowsAcross(RowWalks):
             groups[self.inner] //= self.vec
         self.place(groups, lanes_inner=False)
 
-    def walk(self, phase: Phase, *, reads: bool) -> AbstractContextManager[Expr]:
-        steps = self.steps(phase)
+    def walk(self, steps: int, *, reads: bool) -> AbstractContextManager[Expr]:
         unroll = 1 if steps <= UNROLLED_STEPS else UNROLLED_STEPS if steps % UNROLLED_STEPS == 0 else 0
         return self.w.loop("s", steps, unroll=unroll if reads else 0)
 
@@ -305,7 +316,6 @@ class RowsKept(RowWalks):
         self.uses = self.row_phases.uses
         #: registers of kept values, [steps, vec] each
         self.kept: dict[Value, Value] = {}
-        self.reused: tuple[Value, ...] = ()
         self.check_columns()
         self.place(self.extents, lanes_inner=True)
         #: registers of what the current step of a reduction reads, [vec] each
@@ -324,9 +334,8 @@ class RowsKept(RowWalks):
         self._preload()
 
     # -- walks -----------------------------------------------------------------------------------------------
-    def walk(self, phase: Phase, *, reads: bool = True) -> AbstractContextManager[Expr]:
+    def walk(self, steps: int, *, reads: bool = True) -> AbstractContextManager[Expr]:
         """All steps unrolled where registers are kept, else several at a time."""
-        steps = self.steps(phase)
         together = max(n for n in range(1, MOST_TOGETHER + 1) if steps % n == 0)
         unroll = 1 if self.reused or steps <= MOST_TOGETHER else together if together > 1 else 0
         return self.w.loop("s", steps, unroll=unroll)
@@ -358,7 +367,7 @@ class RowsKept(RowWalks):
         for v in params:
             self._alloc(v)
             phase = self.phases[self.uses[v].phases[0]]
-            with self.walk(phase) as step:
+            with self.walk(self.steps(phase)) as step:
                 mask, column = self.step_at(phase, step)
                 with w.when(mask), self.elements(phase) as lane:
                     place = self._place(v, phase, self.env(phase, column, lane))
