@@ -47,6 +47,12 @@ void tw_arrive_group(unsigned long long* barrier, int threads);
 void tw_arrive_copies(unsigned long long* barrier);
 void tw_await(unsigned long long* barrier, int parity);
 void tw_transaction(unsigned long long* barrier, int bytes, void (*act)(void*), void* own);
+void tw_store(void (*act)(void*), void* own);
+void tw_store_commit();
+void tw_store_wait(int pending);
+unsigned int tw_rank();
+void* tw_in_block(const void* place, int rank);
+void tw_barrier_of_cluster(int line);
 void tw_takes_role(const char* name);
 void tw_fence();
 void tw_together(int line, TwTogether act, void* own);
@@ -353,6 +359,175 @@ static inline void tw_mbarrier_expect(unsigned long long* barrier, int nbytes) {
 static inline void tw_mbarrier_arrive_copies(unsigned long long* barrier) { tw_arrive_copies(barrier); }
 static inline void tw_mbarrier_arrive_warp(unsigned long long* barrier) { tw_arrive_group(barrier, 32); }
 static inline void tw_mbarrier_arrive_warpgroup(unsigned long long* barrier) { tw_arrive_group(barrier, 128); }
+
+// -- the copy engine: what a map brings, element by element, when it lands -----------------------------------------
+static inline void tw_prefetch_map(const tw_tensor_map&) {}
+static inline unsigned int tw_cluster_rank() { return tw_rank(); }
+static inline void tw_cluster_barrier() { tw_barrier_of_cluster(-100); }
+
+// A transfer under way: coordinates are innermost first. `bytes` is that of a run, which has no map.
+struct TwTransfer {
+    tw_tensor_map map;
+    unsigned char* shared;
+    const unsigned char* source;
+    int at[5], offsets[3], bytes;
+    bool adds;
+};
+// Address bits 7 to 9 (7 and 8, 7) permute the 16-byte pieces of rows of 128 (64, 32) bytes.
+static inline unsigned char* tw_swizzled(const tw_tensor_map& m, unsigned char* place) {
+    const unsigned long long at = (unsigned long long)place;
+    return m.swizzle ? (unsigned char*)(at ^ (at >> 7 & (m.swizzle / 16 - 1)) << 4) : place;
+}
+static inline void tw_check_tile(const tw_tensor_map& m, const void* shared) {
+    if ((unsigned long)shared % (m.swizzle ? m.swizzle * 8 : 128)) tw_fail("a tile of the copy engine does not start where its swizzle does", -1);
+}
+// Calls `act(place in shared memory, element or null outside)` for each element of a tile.
+template <class Act>
+static inline void tw_each_of_tile(const TwTransfer& t, Act act) {
+    const tw_tensor_map& m = t.map;
+    int count[5], step[5] = {0, 0, 0, 0, 0};
+    long total = 1;
+    for (int i = 0; i < m.rank; ++i) total *= count[i] = (m.box[i] + m.steps[i] - 1) / m.steps[i];
+    for (long n = 0; n < total; ++n) {
+        unsigned char* element = m.base;
+        for (int i = 0; i < m.rank; ++i) {
+            const long long x = (long long)t.at[i] + (long long)step[i] * m.steps[i];
+            if (x < 0 || x >= m.dims[i]) element = nullptr;
+            if (element) element += x * m.strides[i];
+        }
+        act(tw_swizzled(m, t.shared + n * m.itemsize), element);
+        for (int i = 0; i < m.rank && ++step[i] == count[i]; ++i) step[i] = 0;
+    }
+}
+static inline void tw_bring(const tw_tensor_map& m, unsigned char* place, const unsigned char* element) {
+    if (element) __builtin_memcpy(place, element, m.itemsize);
+    else __builtin_memset(place, m.nan ? 0xff : 0, m.itemsize);
+}
+static inline void tw_land_tile(void* own) {
+    TwTransfer* t = (TwTransfer*)own;
+    tw_each_of_tile(*t, [&](unsigned char* place, unsigned char* element) { tw_bring(t->map, place, element); });
+    delete t;
+}
+// Windows go on along the innermost spatial dimension from corner to corner, then the next one, then images.
+static inline void tw_land_window(void* own) {
+    TwTransfer* t = (TwTransfer*)own;
+    const tw_tensor_map& m = t->map;
+    const int space = m.rank - 2;
+    int at[5];
+    __builtin_memcpy(at, t->at, sizeof at);
+    for (int i = 0; i < space; ++i)
+        if (at[1 + i] < m.lower[i] || at[1 + i] > m.dims[1 + i] - 1 + m.upper[i])
+            tw_fail("the first window of a copy lies outside of the corners of its map", -1);
+    for (int pixel = 0; pixel < m.pixels; ++pixel) {
+        for (int c = 0; c < m.channels; ++c) {
+            const long long channel = (long long)at[0] + c;
+            const unsigned char* element = m.base + channel * m.strides[0];
+            if (channel < 0 || channel >= m.dims[0]) element = nullptr;
+            for (int i = 0; i <= space; ++i) {
+                const long long x = (long long)at[1 + i] + (i < space ? t->offsets[i] : 0);
+                if (x < 0 || x >= m.dims[1 + i]) element = nullptr;
+                if (element) element += x * m.strides[1 + i];
+            }
+            tw_bring(m, tw_swizzled(m, t->shared + ((long)pixel * m.channels + c) * m.itemsize), element);
+        }
+        for (int i = 0; i <= space; ++i) {
+            at[1 + i] += i < space ? m.steps[1 + i] : 1;
+            if (i == space || at[1 + i] <= m.dims[1 + i] - 1 + m.upper[i]) break;
+            at[1 + i] = m.lower[i];
+        }
+    }
+    delete t;
+}
+static inline void tw_land_run(void* own) {
+    TwTransfer* t = (TwTransfer*)own;
+    __builtin_memcpy(t->shared, t->source, t->bytes);
+    delete t;
+}
+static inline long tw_tile_bytes(const tw_tensor_map& m) {
+    long total = m.itemsize;
+    if (m.channels) return total * m.channels * m.pixels;
+    for (int i = 0; i < m.rank; ++i) total *= (m.box[i] + m.steps[i] - 1) / m.steps[i];
+    return total;
+}
+// `ranks` is a mask of blocks of the cluster, 0 for the own one: the same place of each is filled.
+static inline void tw_fill(TwTransfer t, void (*act)(void*), unsigned long long* barrier, int bytes, int ranks) {
+    for (int rank = 0; rank < 16; ++rank) {
+        if (ranks ? !(ranks >> rank & 1) : rank) continue;
+        TwTransfer* own = new TwTransfer(t);
+        own->shared = ranks ? (unsigned char*)tw_in_block(t.shared, rank) : t.shared;
+        tw_transaction(ranks ? (unsigned long long*)tw_in_block(barrier, rank) : barrier, bytes, act, own);
+    }
+}
+static inline void tw_tile_fill(void* shared, const tw_tensor_map& m, unsigned long long* barrier, int ranks,
+                                const int* at, const int* offsets) {
+    tw_check_tile(m, shared);
+    TwTransfer t = {m, (unsigned char*)shared, nullptr, {}, {}, 0, false};
+    __builtin_memcpy(t.at, at, m.rank * sizeof(int));
+    if (offsets) __builtin_memcpy(t.offsets, offsets, (m.rank - 2) * sizeof(int));
+    tw_fill(t, offsets ? tw_land_window : tw_land_tile, barrier, (int)tw_tile_bytes(m), ranks);
+}
+template <int rank, bool window, bool to, class... C>
+static inline void tw_copy_by(void* s, const tw_tensor_map& m, unsigned long long* b, C... given) {
+    const long long all[] = {(long long)given...};
+    int at[8];
+    const int count = rank + (window ? rank - 2 : 0);
+    for (int i = 0; i < count; ++i) at[i] = (int)all[i];
+    tw_tile_fill(s, m, b, to ? (int)all[count] : 0, at, window ? at + rank : nullptr);
+}
+#define TW_COPIES(kind, rank, window)                                                                        \
+    template <class... C> static inline void tw_##kind##_##rank##d(void* s, const tw_tensor_map& m, unsigned long long* b, C... c) { tw_copy_by<rank, window, false>(s, m, b, c...); }          \
+    template <class... C> static inline void tw_##kind##_##rank##d_to(void* s, const tw_tensor_map& m, unsigned long long* b, C... c) { tw_copy_by<rank, window, true>(s, m, b, c...); }        \
+    template <class... C> static inline void tw_##kind##_##rank##d_hint(void* s, const tw_tensor_map& m, unsigned long long* b, C... c) { tw_copy_by<rank, window, false>(s, m, b, c...); }     \
+    template <class... C> static inline void tw_##kind##_##rank##d_to_hint(void* s, const tw_tensor_map& m, unsigned long long* b, C... c) { tw_copy_by<rank, window, true>(s, m, b, c...); }
+TW_COPIES(copy_tile, 1, false) TW_COPIES(copy_tile, 2, false) TW_COPIES(copy_tile, 3, false) TW_COPIES(copy_tile, 4, false)
+TW_COPIES(copy_tile, 5, false) TW_COPIES(copy_window, 3, true) TW_COPIES(copy_window, 4, true) TW_COPIES(copy_window, 5, true)
+#undef TW_COPIES
+static inline void tw_copy_run_to(void* shared, const void* source, unsigned long long* barrier, int bytes, int ranks, unsigned long long = 0) {
+    if (((unsigned long)shared | (unsigned long)source | bytes) % 16) tw_fail("a run of the copy engine is not whole pieces of 16 bytes", -1);
+    TwTransfer t = {{}, (unsigned char*)shared, (const unsigned char*)source, {}, {}, bytes, false};
+    tw_fill(t, tw_land_run, barrier, bytes, ranks);
+}
+static inline void tw_copy_run_to_hint(void* s, const void* g, unsigned long long* b, int bytes, int ranks, unsigned long long) { tw_copy_run_to(s, g, b, bytes, ranks); }
+static inline void tw_copy_run(void* s, const void* g, unsigned long long* b, int bytes) { tw_copy_run_to(s, g, b, bytes, 0); }
+static inline void tw_copy_run_hint(void* s, const void* g, unsigned long long* b, int bytes, unsigned long long) { tw_copy_run_to(s, g, b, bytes, 0); }
+
+template <class T>
+static inline void tw_store_element(unsigned char* element, const unsigned char* place, bool adds) {
+    T value, before;
+    __builtin_memcpy(&value, place, sizeof(T));
+    __builtin_memcpy(&before, element, sizeof(T));
+    value = adds ? (T)(value + before) : value;
+    __builtin_memcpy(element, &value, sizeof(T));
+}
+static inline void tw_land_store(void* own) {
+    TwTransfer* t = (TwTransfer*)own;
+    tw_each_of_tile(*t, [&](unsigned char* place, unsigned char* element) {
+        if (!element) return;
+        if (!t->adds) __builtin_memcpy(element, place, t->map.itemsize);
+        else if (t->map.itemsize == 4) tw_store_element<float>(element, place, true);
+        else if (t->map.itemsize == 8) tw_store_element<double>(element, place, true);
+        else tw_fail("the emulator adds tiles of 32- and 64-bit floats only", -1);
+    });
+    delete t;
+}
+template <bool adds, class... C>
+static inline void tw_store_by(const tw_tensor_map& m, const void* shared, C... given) {
+    tw_check_tile(m, shared);
+    const int at[] = {given...};
+    TwTransfer* t = new TwTransfer{m, (unsigned char*)shared, nullptr, {}, {}, 0, adds};
+    __builtin_memcpy(t->at, at, m.rank * sizeof(int));
+    tw_store(tw_land_store, t);
+}
+#define TW_STORES(rank)                                                                                      \
+    template <class... C> static inline void tw_store_tile_##rank##d(const tw_tensor_map& m, const void* s, C... c) { tw_store_by<false>(m, s, c...); } \
+    template <class... C> static inline void tw_add_tile_##rank##d(const tw_tensor_map& m, const void* s, C... c) { tw_store_by<true>(m, s, c...); }
+TW_STORES(1) TW_STORES(2) TW_STORES(3) TW_STORES(4) TW_STORES(5)
+#undef TW_STORES
+static inline void tw_bulk_commit() { tw_store_commit(); }
+template <int pending>
+static inline void tw_bulk_wait() { tw_store_wait(pending); }
+template <int pending>
+static inline void tw_bulk_wait_reads() { tw_store_wait(pending); }
 
 // -- asynchronous copies, atomics ---------------------------------------------------------------------------------
 static inline void tw_copy_async_4(void* to, const void* from, bool keep) { tw_copy(to, from, 4, keep); }

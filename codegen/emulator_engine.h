@@ -141,6 +141,7 @@ static void tw_switch(void** from, void* to) { swapcontext((ucontext_t*)*from, (
 enum State { READY, BARRIER, TOGETHER, WAITING, DONE };
 struct Region { void* at; int bytes; };
 struct Copy { void* target; const void* source; int bytes; bool keep; int group; };
+struct Store { void (*act)(void*); void* own; int group; };
 struct Product { TwProductOf act; float* sums; unsigned long long a, b; int group; };
 struct Fiber {
     void* stack;
@@ -153,6 +154,8 @@ struct Fiber {
     int groups;
     std::vector<Product> products;
     int product_groups;
+    std::vector<Store> stores;
+    int store_groups;
     // at a barrier its number and threads (0: all of the block), waiting the barrier of a channel and the parity
     int number, threads;
     unsigned long long* barrier;
@@ -172,6 +175,7 @@ static void** entry_args;
 static void leave() { tw_switch(&fibers[running].stack, scheduler); }
 static void fiber_main() {
     entry(entry_args);
+    if (!fibers[running].stores.empty()) stop("line=-1 text=a thread ends while stores of tiles still read shared memory");
     fibers[running].state = DONE;
     leave();
     abort();
@@ -188,6 +192,8 @@ static void start_fiber(Fiber& f) {
     f.groups = 0;
     f.products.clear();
     f.product_groups = 0;
+    f.stores.clear();
+    f.store_groups = 0;
     f.role = nullptr, f.barrier = nullptr, f.fenced = 0;
 #ifdef TW_UCONTEXT
     scheduler = &scheduler_context;
@@ -269,6 +275,22 @@ extern "C" void tw_multiply_wait(int pending) {
     f.products.resize(kept);
 }
 
+// -- stores of tiles: shared memory is read as late as it may be, so that new values that come too early show -----
+extern "C" void tw_store(void (*act)(void*), void* own) {
+    Fiber& f = fibers[running];
+    f.stores.push_back({act, own, f.store_groups});
+}
+extern "C" void tw_store_commit() { ++fibers[running].store_groups; }
+extern "C" void tw_store_wait(int pending) {
+    Fiber& f = fibers[running];
+    size_t kept = 0;
+    for (const Store& s : f.stores) {
+        if (s.group >= f.store_groups - pending) f.stores[kept++] = s;
+        else s.act(s.own);
+    }
+    f.stores.resize(kept);
+}
+
 #include "emulator_channels.h"
 
 // -- one block ---------------------------------------------------------------------------------------------------
@@ -337,6 +359,13 @@ static bool next_phase() {
     return true;
 }
 static unsigned char *dynamic_shared, *dynamic_shared_end;
+static unsigned cluster_blocks = 1;
+extern "C" unsigned int tw_rank() { return running / block_threads; }
+extern "C" void* tw_in_block(const void* place, int rank) {
+    if (rank >= (int)cluster_blocks) stop("line=-1 text=a copy names rank %d of a cluster of %u blocks", rank, cluster_blocks);
+    return (void*)place;
+}
+extern "C" void tw_barrier_of_cluster(int line) { tw_barrier_of(line, 0, (int)block_threads); }
 extern "C" unsigned char* tw_dynamic_shared() { return dynamic_shared; }
 
 static void run_block(char* shared_start, char* shared_stop) {

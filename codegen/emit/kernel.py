@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import prod
 
 from tilewright.codegen import prelude  # noqa: F401  (importing registers the helpers)
 from tilewright.codegen.dialect import CudaDialect, Dialect, OpenClDialect
-from tilewright.codegen.emit import channels, control, fragment_maps, launch, matrix, memory, scalar, warp  # noqa: F401  (importing registers the emitters)
+from tilewright.codegen.emit import (  # noqa: F401  (importing registers the emitters)
+    channels,
+    control,
+    fragment_maps,
+    launch,
+    matrix,
+    memory,
+    scalar,
+    transports,
+    warp,
+)
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents
@@ -17,7 +28,7 @@ from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Level, Value, walk
 from tilewright.ir.thread.launch_ops import late_params, overwrites, waits_for_launches
-from tilewright.ir.thread.tensor_maps import cluster_of, map_attribute_faults, maps_of
+from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, cluster_of, map_attribute_faults, maps_of
 from tilewright.ir.types import ScalarType, TensorType
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -42,6 +53,8 @@ def emit_opencl(func: Func) -> KernelSource:
 def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
     grid, block = _launch_shape(func)
     e = Emission(func, dialect, grid, block)
+    if func.get(CLUSTER) is not None:
+        e.taken.add(RANK)
     entry = e.name(func.name)
     written = _written(func)
     params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
@@ -139,6 +152,7 @@ def _map_parameters(e: Emission, params: Sequence[KernelParam]) -> list[str]:
     maps = maps_of(e.func)
     if (maps or cluster_of(e.func) != (1, 1, 1)) and e.dialect.native_vectors:
         raise UnsupportedError(f"@{e.func.name}: tensor maps and clusters need CUDA, not {e.dialect.name}")
+    e.ranges[RANK] = (0, prod(cluster_of(e.func)) - 1)
     e.maps = [e.name(f"{params[m.parameter].name}_map") for m in maps]
     return [f"const __grid_constant__ {e.need('tensor_map')} {name}" for name in e.maps]
 
@@ -199,6 +213,8 @@ def _symbol_lines(e: Emission) -> list[str]:
     if any(_SYMBOLS[name] for name in used) and "tid" not in used:
         used.insert(0, "tid")
     texts = {name: _SYMBOLS[name] or e.dialect.symbol_definition(name) for name in used}
+    if RANK in e.used_symbols:
+        texts[RANK] = f"(int){e.need('cluster_rank')}()"
     return [f"    const int {name.replace('.', '_')} = {text};" for name, text in texts.items()]
 
 

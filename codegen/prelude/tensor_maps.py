@@ -113,21 +113,26 @@ for _multicast in (False, True):
             _copy("copy_tile", _rank, _multicast, _hint)
         for _rank in IM2COL_RANKS:
             _copy("copy_window", _rank, _multicast, _hint)
-    _to, _mask = (".multicast::cluster", ", %4") if _multicast else ("", "")
-    _parameter, _input = (", int ranks", ', "h"((unsigned short)ranks)') if _multicast else ("", "")
-    helper(
-        f"copy_run{'_to' if _multicast else ''}",
-        f"""
-FN void NAME(void* target, const void* source, void* barrier, int bytes{_parameter}) {{
+        _form = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        _text, _params, _inputs = "[%0], [%1], %2, [%3]", "", ""
+        if _multicast:
+            _form, _text = f"{_form}.multicast::cluster", f"{_text}, %4"
+            _params, _inputs = ", int ranks", ', "h"((unsigned short)ranks)'
+        if _hint:
+            _form, _text = f"{_form}.L2::cache_hint", f"{_text}, %{5 if _multicast else 4}"
+            _params, _inputs = f"{_params}, unsigned long long policy", f'{_inputs}, "l"(policy)'
+        helper(
+            f"copy_run{'_to' if _multicast else ''}{'_hint' if _hint else ''}",
+            f"""
+FN void NAME(void* target, const void* source, void* barrier, int bytes{_params}) {{
     const $u32 to = ($u32)__cvta_generic_to_shared(target), on = ($u32)__cvta_generic_to_shared(barrier);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{_to} "
-                 "[%0], [%1], %2, [%3]{_mask};"
-                 ::"r"(to), "l"(source), "r"(bytes), "r"(on){_input} : "memory");
+    asm volatile("{_form} {_text};"
+                 ::"r"(to), "l"(source), "r"(bytes), "r"(on){_inputs} : "memory");
 }}
 """,
-        "cuda",
-        emulated=True,
-    )
+            "cuda",
+            emulated=True,
+        )
 
 for _rank in range(1, MAX_RANK + 1):
     for _adds in (False, True):

@@ -15,7 +15,8 @@ from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.channel_ops import channel_faults
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
 from tilewright.ir.thread.role_ops import role_faults
-from tilewright.ir.thread.tensor_maps import map_attribute_faults, map_use_faults
+from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, map_attribute_faults
+from tilewright.ir.thread.transport_ops import transport_faults
 from tilewright.ir.types import MAX_ELEMENTS, TensorType, dtype_name
 
 #: op prefixes a function of each level may hold at its top level and inside bodies
@@ -106,6 +107,8 @@ class _Checker:
     def run(self) -> list[Fault]:
         f = self.func
         scope = set(_THREAD_SYMBOLS) if f.level is Level.THREAD else set()
+        if f.level is Level.THREAD and f.get(CLUSTER) is not None:
+            scope.add(RANK)
         self.block(f.body, set(), scope, top=True)
         last = f.body.ops[-1] if f.body.ops else None
         if last is None or last.name != f"{f.level.value}.return":
@@ -167,8 +170,8 @@ class _Checker:
         """Tensor maps of parameters, clusters, and the ops that use them."""
         faults = list(map_attribute_faults(self.func))
         self.faults += [Fault(self.func.name, message, "") for message in faults]
-        if not faults:
-            for at, message in map_use_faults(self.func):
+        if not self.faults:
+            for at, message in transport_faults(self.func):
                 self.report(self.func.body.ops[at], self.func.body, at, message)
 
     def report(self, op: Op | None, block: Block, at: int, message: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.nodes import Attr, Func, Op, Pairs, TypedAttr, Value, walk
+from tilewright.ir.nodes import Attr, Func, Op, Pairs, TypedAttr, Value
 from tilewright.ir.typed_attributes import register_attribute
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.ir.types import dtype_name as short_name
@@ -20,6 +20,10 @@ from tilewright.runtime.plan.tensor_map import UNIT_BYTES, TensorMap, Window, ma
 
 #: attributes of a thread-level function: its maps, and the blocks of a cluster along x, y, z
 MAPS, CLUSTER = "maps", "cluster"
+#: the attribute by which ops number the map that they use
+MAP = "map"
+#: the symbol of a block's number in its cluster
+RANK = "rank"
 #: blocks of a cluster that every device with clusters runs
 MAX_CLUSTER = 8
 _WINDOW_KEYS = ("lower", "upper", "channels", "pixels")
@@ -104,7 +108,7 @@ def cluster_of(func: Func) -> tuple[int, int, int]:
 
 def map_of(func: Func, op: Op) -> ParameterMap:
     """The map that an op names; raises InputError where the function has none of this number."""
-    number, maps = op.integer("map"), maps_of(func)
+    number, maps = op.integer(MAP), maps_of(func)
     if not 0 <= number < len(maps):
         raise InputError(f"{op.name}: expected a map among {len(maps)} of @{func.name}, got {number}")
     return maps[number]
@@ -150,22 +154,3 @@ def _parameter_faults(m: ParameterMap, params: tuple[Value, ...]) -> Iterator[st
     end, nbytes = m.offset + m.recipe.span, t.span * itemsize(t.dtype)
     if end > nbytes:
         yield f"expected a map within the {nbytes} bytes of {t}, its last element ends at byte {end}"
-
-
-def map_use_faults(func: Func) -> Iterator[tuple[int, str]]:
-    """Ops that name a map their function does not have or that is not of their buffer.
-
-    As (index of the op, or of the one whose body it stands in, in the function's body; clause).
-    """
-    for i, top in enumerate(func.body.ops):
-        for op in (top, *(walk(top.body) if top.body is not None else ())):
-            if op.get("map") is None:
-                continue
-            try:
-                m = map_of(func, op)
-            except InputError as error:
-                yield i, str(error)
-                continue
-            if 0 <= m.parameter < len(func.params) and func.params[m.parameter] not in op.operands:
-                name = func.params[m.parameter].hint or m.parameter
-                yield i, f"{op.name}: map {op['map']} is of parameter {name}, which is no operand of this op"

@@ -8,12 +8,13 @@ import pytest
 
 from tilewright.codegen import EmulatorBuilder, emit_cuda, emit_opencl
 from tilewright.codegen.kernel_source import KernelSource
+from tilewright.compilation.kernel_builds import launch_maps
 from tilewright.ir import Func, Module, parse, verify
 from tilewright.ir.types import storage_dtype
 from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.opencl.device import OpenClDevice
-from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch, version_for
 
 DEVICES = ("opencl", "emulator")
 #: with the second implementation of OpenCL besides, where its self-test lets it be used
@@ -61,11 +62,13 @@ def plan_of(source: KernelSource) -> ExecutionPlan:
         source.entry, source.entry, "opencl" if source.language == "opencl" else "cuda", source.source
     )
     launch = Launch(
-        source.entry, names, source.grid, source.block, source.shared_bytes_dynamic, writes=source.writes
-    )
+        source.entry, names, source.grid, source.block, source.shared_bytes_dynamic, writes=source.writes,
+        maps=launch_maps(source), cluster=source.cluster,
+    )  # fmt: skip
     inputs = tuple(b.name for b in buffers if b.kind == "input")
     outputs = tuple(b.name for b in buffers if b.kind == "output")
-    return ExecutionPlan("test", tuple(buffers), (code,), (launch,), inputs, outputs, 0)
+    version = version_for(buffers, (launch,))
+    return ExecutionPlan("test", tuple(buffers), (code,), (launch,), inputs, outputs, 0, version)
 
 
 def run(func: Func, name: str, inputs: Sequence[np.ndarray], *, seed: int = 1) -> dict[str, np.ndarray]:
