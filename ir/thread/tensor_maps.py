@@ -18,6 +18,23 @@ from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.ir.types import dtype_name as short_name
 from tilewright.runtime.plan.tensor_map import UNIT_BYTES, TensorMap, Window, map_faults
 
+__all__ = [
+    "CLUSTER",
+    "MAP",
+    "MAPS",
+    "MAX_CLUSTER",
+    "RANK",
+    "UNIT_BYTES",
+    "ParameterMap",
+    "TensorMap",
+    "Window",
+    "cluster_of",
+    "map_attribute_faults",
+    "map_faults",
+    "map_of",
+    "maps_of",
+]
+
 #: attributes of a thread-level function: its maps, and the blocks of a cluster along x, y, z
 MAPS, CLUSTER = "maps", "cluster"
 #: the attribute by which ops number the map that they use

@@ -15,9 +15,8 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, walk
 from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
 from tilewright.ir.thread.ops import buffer, element
-from tilewright.ir.thread.tensor_maps import MAP, map_of, maps_of
+from tilewright.ir.thread.tensor_maps import MAP, UNIT_BYTES, TensorMap, map_of, maps_of
 from tilewright.ir.types import TensorType, Type, itemsize
-from tilewright.runtime.plan.tensor_map import UNIT_BYTES, TensorMap
 
 COPY_TILE, COPY_WINDOW, COPY_RUN = "thread.copy_tile", "thread.copy_window", "thread.copy_run"
 STORE_TILE = "thread.store_tile"

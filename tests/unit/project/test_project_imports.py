@@ -230,6 +230,7 @@ MOST_FILES = 16
 ONE_PER_SUBJECT = {
     "ir": "notion that all levels share",
     "ir/graph_ops": "family of ops",
+    "codegen/emit": "family of ops",
     "passes/lower/rules": "family of ops",
     "passes/graph/gradients/rules": "family of ops",
     "passes/graph": "pass",
