@@ -92,14 +92,15 @@ class Builder:
         self.emit("thread.loop", (), attrs, types=(), body=inner.block())
 
     @contextmanager
-    def when(self, mask: tuple[Attr, ...]) -> Iterator[Builder]:
-        """Ops that run where the mask holds; without a mask they run always, in place."""
-        if not mask:
+    def when(self, mask: tuple[Attr, ...], condition: Value | None = None) -> Iterator[Builder]:
+        """Ops that run where the mask holds, and the condition; without both they run always, in place."""
+        if not mask and condition is None:
             yield self
             return
         inner = Builder(self.loc)
         yield inner
-        self.emit("thread.if", (), {"mask": mask}, body=inner.block())
+        operands = () if condition is None else (condition,)
+        self.emit("thread.if", operands, {"mask": mask}, body=inner.block())
 
     def block(self, params: Sequence[Value] = ()) -> Block:
         """The block built so far."""

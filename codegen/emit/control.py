@@ -117,6 +117,9 @@ def _if(e: Emission, op: Op) -> None:
     assert op.body is not None
     if condition == "0":
         return
+    if op.operands:
+        flag = e.value(op.operands[0]).parts[0]
+        condition = f"{condition} && {flag}" if condition else flag
     with e.braces(f"if ({condition})" if condition else ""), e.known(_narrowed(e, op)):
         e.ops(op.body)
 

@@ -158,6 +158,12 @@ define(
 )
 
 
+def _infer_if(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    if types and types[0] != ScalarType("bool"):
+        raise InputError(f"expected a bool as condition, got {types[0]}")
+    return []
+
+
 def _verify_loop(op: Op) -> Sequence[str]:
     if op.body is None:
         return ["expected a body"]
@@ -185,11 +191,11 @@ define(
 )
 define(
     "thread.if",
-    (),
-    "Run the body where the mask holds.",
+    ("condition?",),
+    "Run the body where the mask (and the condition, a bool value) holds.",
     attrs={"mask": AttrDef("mask")},
     results=0,
-    infer=no_results,
+    infer=_infer_if,
     body=True,
     effects=frozenset({"control"}),
 )

@@ -144,7 +144,7 @@ def _walk(block: Block, pending: list[Access], ranges: Ranges) -> list[Access]:
             assert op.body is not None
             if any(never(m, ranges) for m in mask_of(op)):
                 continue
-            if all(always(m, ranges) for m in mask_of(op)):
+            if not op.operands and all(always(m, ranges) for m in mask_of(op)):
                 pending = _walk(op.body, pending, ranges)
                 continue
         pending = pending + _checked(op, pending, ranges)

@@ -91,6 +91,8 @@ def _splits(op: Op) -> bool:
         return False
     if not all(o.name in _PLAIN or o.level == "scalar" for o in inside):
         return False
+    if any(o.name == "thread.if" and o.operands for o in inside):
+        return False  # what it depends on is computed before the stores
     reads = {o.operands[0] for o in inside if o.name in ("thread.load", "thread.gather")}
     written = {o.operands[1] for o in inside if _writes_global(o)}
     apart = any(v.tensor.space == "global" for v in reads) and not written & reads

@@ -156,6 +156,6 @@ class _BarrierPlacer:
 
 def _is_uniform(op: Op) -> bool:
     """True when all threads that get to a condition find the same: its mask names no thread."""
-    return not any(
+    return not op.operands and not any(
         name == "tid" or name.startswith("lane") for part in mask_of(op) for e in part for name in symbols(e)
     )

@@ -64,7 +64,7 @@ class _Simplifier:
             return (_with_body(op, self.block(body, body_ranges(op, ranges), known)),)
         if op.name == "thread.if":
             inner = self.block(body, ranges, known + mask_of(op))
-            return (_with_body(op, inner),) if mask_of(op) else inner.ops
+            return (_with_body(op, inner),) if mask_of(op) or op.operands else inner.ops
         return self.loop(op, body, ranges, known)
 
     def masked_off(self, op: Op) -> tuple[Op, ...]:

@@ -9,13 +9,22 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.problem import LineProblem
 from tilewright.ir import Func
+from tilewright.ir.hardware_facts import WARP
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import line_problem, only_op
-from tilewright.passes.kernels.ordered.lowering import ScanParameters, ScatterParameters
+from tilewright.passes.kernels.ordered.lowering import (
+    COPIED_AT_ONCE,
+    ScanParameters,
+    ScatterParameters,
+    elements_together,
+    tests_at_once,
+)
 
 _GPU_THREADS = (32, 64, 128, 256)
 _CPU_THREADS = (1, 4, 16)
-_OWNERS = (1, 4, 16, 64, 256)
+_OWNERS = (1, 4, 16, 64, 256, 1024)
+#: instructions of the test whether an update is an owner's own, and of the copy of an element
+_TEST_INSTRUCTIONS, _COPY_INSTRUCTIONS = 14.0, 3.0
 
 
 @lru_cache(maxsize=4096)
@@ -24,7 +33,8 @@ def choose_lines(problem: LineProblem, hardware: Hardware) -> ParameterChoice[Sc
 
     Every owner takes all steps, so more of them pay only where lines are few.
 
-    The estimate is one latency chain per round of resident threads; scans use one owner.
+    The estimate is one latency chain per round of resident threads, or the instructions of all tests; scans
+    use one owner.
     """
     cpu = isinstance(hardware, CpuHardware)
     owners = [o for o in _OWNERS if o <= problem.elements] if not cpu else [1]
@@ -35,15 +45,14 @@ def choose_lines(problem: LineProblem, hardware: Hardware) -> ParameterChoice[Sc
 
 
 def _seconds(problem: LineProblem, hardware: Hardware, p: ScatterParameters) -> float:
+    if isinstance(hardware, GpuHardware):
+        moved_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+        walk_clk = _owners_clk if p.owners > 1 else _line_clk
+        return hardware.launch_floor_s + max(
+            walk_clk(problem, hardware, p.owners) / hardware.clock_hz, moved_s
+        )
     per_thread = problem.steps + -(-problem.elements // p.owners)
     threads = problem.lines * p.owners
-    if isinstance(hardware, GpuHardware):
-        resident = hardware.sm_count * hardware.max_threads_per_sm
-        chain = -(-threads // resident) * (
-            hardware.estimate_fetch_clk + per_thread * hardware.ordered.step_clk
-        )
-        moved = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-        return hardware.launch_floor_s + max(chain / hardware.clock_hz, moved)
     groups = -(-threads // p.threads)
     per_core = -(-groups // hardware.cores)
     clk = per_core * p.threads * per_thread * hardware.stream.step_clk
@@ -52,6 +61,26 @@ def _seconds(problem: LineProblem, hardware: Hardware, p: ScatterParameters) -> 
         + clk / hardware.estimate_clock_hz
         + per_core * hardware.estimate_work_group_s
     )
+
+
+def _line_clk(problem: LineProblem, hardware: GpuHardware, owners: int) -> float:
+    """Cycles of threads that each walk along a line of their own."""
+    per_thread = problem.steps + problem.elements
+    rounds = -(-problem.lines // (hardware.sm_count * hardware.max_threads_per_sm))
+    return rounds * (hardware.estimate_fetch_clk + per_thread * hardware.ordered.step_clk)
+
+
+def _owners_clk(problem: LineProblem, hardware: GpuHardware, owners: int) -> float:
+    """Cycles of owners that copy their elements, test all updates and apply their own."""
+    together = elements_together(problem.lines)
+    threads = -(-problem.lines // together) * owners
+    copies, own = -(-problem.elements // owners), -(-problem.steps // owners)
+    chain = hardware.estimate_fetch_clk * (1 + copies / COPIED_AT_ONCE + own)
+    chain += problem.steps * (hardware.ordered.step_clk / tests_at_once(problem.steps) + _TEST_INSTRUCTIONS)
+    instructions = problem.steps * _TEST_INSTRUCTIONS + copies * together * _COPY_INSTRUCTIONS
+    issue = hardware.sm_count * hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
+    resident = hardware.sm_count * hardware.max_threads_per_sm
+    return max(-(-threads // WARP) * instructions / issue, -(-threads // resident) * chain)
 
 
 def choose_walks(kernel: Func, hardware: Hardware) -> Func | None:

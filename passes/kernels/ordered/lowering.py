@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import AttrRecord, Expr, Func, Op, Sym, Value
+from tilewright.ir import AttrRecord, Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.analysis.index_sets import slices_of
 from tilewright.passes.kernels.decision import parameters_of
@@ -23,7 +26,7 @@ class ScanParameters(AttrRecord):
 
 @dataclass(frozen=True)
 class ScatterParameters(AttrRecord):
-    """Threads per block, and owners: threads that share the elements of one line."""
+    """Threads per block, and owners (a power of two): threads that share the elements of one line."""
 
     threads: int
     owners: int
@@ -58,12 +61,31 @@ def lower_scan(kernel: Func) -> Func:
 def lower_scatter(kernel: Func) -> Func:
     """The thread-level function of ordered updates: each thread owns some elements and applies their updates.
 
-    Owners share a slice, which its updates never leave.
+    Owners share a slice, which its updates never leave. Where several do, neighbouring threads have
+    neighbouring elements of the slices of one owner, which find the same updates to be theirs.
 
     rewrite:  tensor.scatter   -->   copy of own elements; loop over all updates, own ones applied
     """
     p = parameters_of(kernel, ScatterParameters)
+    if p.owners & (p.owners - 1):
+        raise InputError(f"expected owners to be a power of two, got {p.owners}", where=f"@{kernel.name}")
     return _Scatter(kernel, anchor_of(kernel, "tensor.scatter"), p.threads, p.owners).lower()
+
+
+#: elements of a slice's last dimension that one thread takes at most: updates are tested once for all of them
+MOST_TOGETHER = 4
+#: copied elements whose loads are under way at once, and updates that are tested before the first is applied
+COPIED_AT_ONCE, TESTED_AT_ONCE = 4, (8, 4, 2)
+
+
+def tests_at_once(updates: int) -> int:
+    """Updates of a walk that a thread tests before it applies those that are its own."""
+    return next((n for n in TESTED_AT_ONCE if updates % n == 0), 1)
+
+
+def elements_together(inner: int) -> int:
+    """Elements of a slice's last dimension of this extent that one of several owners' threads takes."""
+    return max(n for n in range(1, MOST_TOGETHER + 1) if inner % n == 0 and (n == 1 or inner >= n * WARP))
 
 
 class _Scatter:
@@ -74,59 +96,88 @@ class _Scatter:
         self.named = slices_of(op)
         self.rest = [d for d in range(len(self.shape)) if d not in self.named]
         extents = [self.shape[d] for d in self.named]
+        self.together = elements_together(extents[-1]) if extents and owners > 1 else 1
+        self.inner = list(self.named)[-1] if extents else None
+        if extents:
+            extents[-1] //= self.together
         self.total = prod(extents) * owners
         self.w = w = Writer(kernel, threads, (max(1, -(-self.total // threads)), 1, 1))
         self.linear = w.simple(Sym("bid.x") * threads + Sym("tid"))
-        *index, self.owner = w.unravel(self.linear, (*extents, owners))
+        self.owner, *index = w.unravel(self.linear, (owners, *extents))
         self.slice = dict(zip(self.named, index, strict=True))
 
     def lower(self) -> Func:
         w, op = self.w, self.op
         with w.b.at(op.loc), w.when(w.below(self.linear, self.total)):
             self._copy()
-            inside = tuple(
-                (self.slice[d], 0, self.par[p]) for d, p in self.named.items() if self.par[p] < self.shape[d]
-            )
-            with w.when(inside):
-                self._apply()
+            self._apply()
         return w.finish()
+
+    @contextmanager
+    def _elements(self) -> Iterator[dict[int, Expr]]:
+        """A loop over this thread's elements of the slice; gives the index in the sliced dimensions."""
+        w = self.w
+        if self.inner is None:
+            yield {}
+            return
+        apart = self.shape[self.inner] // self.together
+        with w.loop("j", self.together, unroll=1) as number:
+            yield {**self.slice, self.inner: w.simple(number * apart + self.slice[self.inner])}
 
     def _copy(self) -> None:
         """Own elements of the initial value: every `owners`-th of the slice."""
         w = self.w
         extents = [self.shape[d] for d in self.rest]
         size = prod(extents)
-        with w.loop("e", max(1, -(-size // self.owners)) if size else 0) as step:
+        steps = max(1, -(-size // self.owners)) if size else 0
+        with w.loop(
+            "e", steps, unroll=COPIED_AT_ONCE if self.owners > 1 and steps % COPIED_AT_ONCE == 0 else 0
+        ) as step:
             element = w.simple(step * self.owners + self.owner)
-            with w.when(w.below(element, size)):
-                index = {**self.slice, **dict(zip(self.rest, w.unravel(element, extents), strict=True))}
+            with w.when(w.below(element, size)), self._elements() as own:
+                index = {**own, **dict(zip(self.rest, w.unravel(element, extents), strict=True))}
                 at = tuple(index[d] for d in range(len(self.shape)))
                 w.store(Points(w).value(self.op.operands[0], at), w.outputs[self.op.result], at)
 
     def _apply(self) -> None:
-        w, op = self.w, self.op
+        w = self.w
         fixed: dict[str, Expr] = {p: self.slice[d] for d, p in self.named.items()}
         walked = {p: n for p, n in self.par.items() if p not in fixed}
+        *outer, last = walked.values() if walked else (1,)
+        at_once = tests_at_once(last) if self.owners > 1 else 1
+        with w.loops("u", outer) as first, w.loop("u", last // at_once) as group:
+            envs, mine = [], []
+            for number in range(at_once):
+                step = w.simple(group * at_once + number)
+                env = {**fixed, **dict(zip(walked, (*first, step), strict=False))}
+                envs.append(env)
+                mine.append(self._mine(Address(Points(w), self.op, env, 2)))
+            for env, condition in zip(envs, mine, strict=True):
+                with w.when((), condition), self._elements() as own:
+                    self._update({**env, **{self.named[d]: at for d, at in own.items()}}, own)
+
+    def _update(self, env: Mapping[str, Expr], own: Mapping[int, Expr]) -> None:
+        """Apply the update at one iteration point, which this thread owns."""
+        w, op = self.w, self.op
         target = w.outputs[op.result]
-        with w.loops("u", tuple(walked.values())) as step:
-            env: dict[str, Expr] = {**fixed, **dict(zip(walked, step, strict=True))}
+        inside = tuple((own[d], 0, self.par[p]) for d, p in self.named.items() if self.par[p] < self.shape[d])
+        with w.when(inside):
             points = Points(w)
             address = Address(points, op, env, 2)
-            mine = self._mine(address)
             offset = address.offset()
             old = w.b.value("thread.gather", target, offset)
             place = tuple(w.simple(substitute(e, env)) for e in reads(op)[0])
             update = points.filled(op.operands[1], place, fills(op)[0] if op.get("fill") else None)
-            (new,) = w.inline(op, [old, update], env)
-            operands = [new, target, offset, *([mine] if mine is not None else [])]
-            w.b.do("thread.scatter", *operands)
+            (new,) = w.inline(op, [old, update], dict(env))
+            condition = [address.inside] if address.inside is not None else []
+            w.b.do("thread.scatter", new, target, offset, *condition)
 
     def _mine(self, address: Address) -> Value | None:
         """True where the address exists and belongs to this thread; None where that always holds."""
         b = self.w.b
         if self.owners == 1:
             return address.inside
-        element = address.offset(self.rest)
-        turn = b.value("scalar.mod", element, b.const(self.owners, address.dtype))
+        last = b.const(self.owners - 1, address.dtype)  # owners are a power of two
+        turn = b.value("scalar.bit_and", address.offset(self.rest), last)
         mine = b.value("scalar.eq", turn, b.index(self.owner, address.dtype))
         return mine if address.inside is None else b.value("scalar.and", mine, address.inside)

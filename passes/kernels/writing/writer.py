@@ -109,10 +109,10 @@ class Writer:
         outer.emit("thread.role", (), attrs, body=body)
 
     @contextmanager
-    def when(self, mask: Mask) -> Iterator[None]:
-        """Ops that run where the mask holds."""
+    def when(self, mask: Mask, condition: Value | None = None) -> Iterator[None]:
+        """Ops that run where the mask holds, and the condition, a bool value."""
         outer = self.b
-        with outer.when(mask) as inner:
+        with outer.when(mask, condition) as inner:
             self.b = inner
             yield
         self.b = outer
