@@ -14,6 +14,7 @@ from tilewright.ir.thread.role_ops import ROLE, roles_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.framework.invariants import register_invariant
+from tilewright.passes.thread.channel_order import check_channels
 from tilewright.passes.thread.copies_in_flight import (
     check_published,
     check_waited,
@@ -45,7 +46,7 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     inside divergent control, or one with an asynchronous copy that nothing waits for. Loops that keep
     asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
     warpgroups multiply must have been published before the barrier. A barrier in a role is one of its
-    threads; buffers of channels need none (`check-channels`), and what is private to warps, by an
+    threads; buffers of channels need none (`channel_order`), and what is private to warps, by an
     index that is the number of the warp, needs one of the warp alone.
     """
     return _placed(func)
@@ -55,6 +56,7 @@ def _placed(func: Func) -> Func:
     if func["block"] == 1:
         return func
     bound = frozenset(v for c in channels_of(func) for v in c.buffers)
+    check_channels(func)
     if not roles_of(func):
         check_published(func.body)
     block, _, _ = _BarrierPlacer(bound).block(func.body, [], launch_ranges(func))

@@ -15,6 +15,8 @@ from tilewright.passes.kernels.matrix.view import MatrixView, takes_warpgroups
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
 MAX_STAGES = 6
+#: boxes brought by the copy engine (sm_90)
+ENGINE = "engine"
 #: roles that take tiles in turn
 MOST_TEAMS = 2
 
@@ -48,7 +50,7 @@ class MatrixParameters(AttrRecord):
     already. copiers: warps of a role that copies what others multiply, 0 where all warps do both (no roles).
     teams: roles of `warps` each that multiply; two take tiles in turn, so that the results of one are
     written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
-    for a block per tile.
+    for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy.
     """
 
     block: MatrixTile
@@ -61,6 +63,7 @@ class MatrixParameters(AttrRecord):
     copiers: int = field(default=0, metadata={"least": 0})
     teams: int = 1
     blocks: int = field(default=0, metadata={"least": 0})
+    transport: Literal["threads", "engine"] = "threads"
 
     @property
     def team_warps(self) -> int:
@@ -107,8 +110,8 @@ class MatrixParameters(AttrRecord):
             self._check_groups(view)
         if self.copiers:
             self._check_roles(view)
-        elif self.teams > 1 or self.blocks:
-            raise InputError("expected teams and a grid that stays with a role that copies")
+        elif self.teams > 1 or self.blocks or self.transport == ENGINE:
+            raise InputError("expected teams, a grid that stays and the copy engine with a role that copies")
 
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.hardware_facts import MMA_M, MMA_N, REGISTER_UNIT, REGISTERS_PER_SM, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import (
+    MMA_M,
+    MMA_N,
+    MOST_REGISTERS,
+    REGISTER_UNIT,
+    REGISTERS_PER_SM,
+    WARP,
+    WARPGROUP_WARPS,
+)
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
@@ -25,8 +33,8 @@ from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgr
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
-#: registers of a thread that copies, by itself or by handing boxes to the copy engine
-COPIER_REGISTERS = 96
+#: registers of a thread that copies, by whether it only hands boxes to the copy engine
+COPIER_REGISTERS = {False: 96, True: 40}
 #: columns of sums that a warp brings into rows at a time, and words added to each row: no bank conflicts
 PIECE_COLUMNS, PIECE_PADS = 32, {False: 8, True: 4}
 #: elements of one vector of the results
@@ -91,11 +99,12 @@ class _RoleMatrix:
             tiles = [f.tiles for f in factors]
             ring = w.b.value("thread.channel", *tiles, hint="ring", slots=plan.stages, divided=plan.teams > 1)
             orders = [self._order(team) for team in range(plan.teams)]
-            with w.role("copy", plan.copiers, self._registers(copies=True)):
+            copiers, others = self._registers(all(f.by_engine for f in factors))
+            with w.role("copy", plan.copiers, copiers):
                 self._copy(factors, ring)
             for team, stage in enumerate(stages):
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
-                with w.role(name, plan.team_warps, self._registers(copies=False)):
+                with w.role(name, plan.team_warps, others):
                     self._multiply(factors, ring, orders, stage, team)
         return w.finish()
 
@@ -114,17 +123,15 @@ class _RoleMatrix:
     def _piece_columns(self) -> int:
         return gcd(PIECE_COLUMNS, self.plan.warp_n)
 
-    def _registers(self, *, copies: bool) -> int:
-        """Registers of a thread: those who copy give back what the others have use for."""
+    def _registers(self, by_engine: bool) -> tuple[int, int]:
+        """Registers of a thread that copies, and of one that multiplies: all that is left."""
         plan = self.plan
-        share = REGISTERS_PER_SM // plan.threads
-        if share >= 256 - REGISTER_UNIT:
-            return 0
-        if copies:
-            return COPIER_REGISTERS
-        left = REGISTERS_PER_SM - COPIER_REGISTERS * WARP * plan.copiers
+        if REGISTERS_PER_SM // plan.threads >= MOST_REGISTERS:
+            return 0, 0
+        copiers = COPIER_REGISTERS[by_engine]
+        left = REGISTERS_PER_SM - copiers * WARP * plan.copiers
         each = left // (plan.threads - WARP * plan.copiers)
-        return min(240, each // REGISTER_UNIT * REGISTER_UNIT)
+        return copiers, min(MOST_REGISTERS - REGISTER_UNIT, each // REGISTER_UNIT * REGISTER_UNIT)
 
     @contextmanager
     def _tiles(self, team: int | None) -> Iterator[_Tile]:

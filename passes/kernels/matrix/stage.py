@@ -11,7 +11,8 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, panel_columns
+from tilewright.passes.kernels.matrix.boxes import boxes_of, map_of_boxes, start_of_box
+from tilewright.passes.kernels.matrix.parameters import ENGINE, WARPGROUPS, MatrixParameters, panel_columns
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -62,6 +63,22 @@ class Staged:
         name = f"{'ab'[operand]}_tiles"
         align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
         self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
+        self.boxes = boxes_of(view, operand) if plan.transport == ENGINE and swizzled else None
+        self.map = self._map() if self.boxes is not None else None
+
+    @property
+    def by_engine(self) -> bool:
+        """Whether the copy engine brings the tiles."""
+        return self.map is not None
+
+    def _map(self) -> int | None:
+        """The number of the kernel's tensor map for boxes of the factor; None where there cannot be one."""
+        assert self.boxes is not None
+        value = self.source.value
+        box = (self.major, self.panel)
+        position = list(self.w.inputs).index(value)
+        parameter = map_of_boxes(self.boxes, self.view, position, value.tensor, box, self.panel * self.size)
+        return None if parameter is None else self.w.add_map(parameter)
 
     def _computed_lanes(self, along: str) -> int:
         if not along:
@@ -92,6 +109,9 @@ class Staged:
 
     def fetch(self, chunk: Expr, slot: Expr) -> None:
         """Copy a chunk to a slot: all threads together, zeros outside of the factor."""
+        if self.by_engine:
+            self._bring(chunk, slot)
+            return
         if not self.asynchronous:
             self.store(self.load(chunk), slot)
             return
@@ -102,6 +122,24 @@ class Staged:
             w.b.do(
                 "thread.copy_async", w.inputs[self.source.value], self.tiles,
                 src=where, dst=at, lanes=self.lanes, mask=mask,
+            )  # fmt: skip
+
+    def _bring(self, chunk: Expr, slot: Expr) -> None:
+        """Let the copy engine bring a chunk, one box for each panel of the tile."""
+        w = self.w
+        assert self.boxes is not None
+        taps, channel = self._chunk(chunk)
+        index = self.batch | taps
+        rank = len(self.boxes.outer) + 2
+        panels = self.tiles.tensor.shape[1] if self.turned else 1
+        with w.loop("panel", panels, unroll=1) as panel:
+            row = w.simple(self.origin + panel * self.panel) if self.turned else self.origin
+            w.b.do(
+                "thread.copy_tile", w.inputs[self.source.value], self.tiles,
+                map=self.map,
+                at=tuple(map(w.simple, start_of_box(self.boxes, index, row, channel))),
+                dst=tuple(map(w.simple, self._at(slot, 0, panel * self.panel))),
+                tile=(1,) * (rank - 2) + (self.major, self.panel),
             )  # fmt: skip
 
     def round(self, slot: Expr) -> None:
@@ -161,14 +199,21 @@ class Staged:
         env: dict[str, Expr] = dict(self.batch)
         env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
         mask: Mask = w.below(at, view.size(outer))
-        chunks = -(-sizes[view.channel] // self.plan.block.k)
-        tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
-        env.update(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
-        channel = w.simple(part * self.plan.block.k + k)
+        taps, first = self._chunk(chunk)
+        env.update(taps)
+        channel = w.simple(first + k)
         env[view.channel] = channel
         mask += w.below(channel, sizes[view.channel])
         index = tuple(w.simple(substitute(e, env)) for e in self.source.at)
         return index, mask + self._edges(op, index)
+
+    def _chunk(self, chunk: Expr) -> tuple[dict[str, Expr], Expr]:
+        """The taps of a chunk, and its first element along the channel."""
+        w, view, sizes = self.w, self.view, self.view.sizes
+        chunks = -(-sizes[view.channel] // self.plan.block.k)
+        tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
+        taps = dict(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
+        return taps, w.simple(part * self.plan.block.k)
 
     def _edges(self, op: Op, index: tuple[Expr, ...]) -> Mask:
         """Conditions on dimensions of the factor that some point of the contraction leaves."""

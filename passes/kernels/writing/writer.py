@@ -21,6 +21,7 @@ from tilewright.ir import (
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.thread.tensor_maps import MAPS, ParameterMap
 
 Index = tuple[Expr, ...]
 #: conjunction of [expr, low, high]
@@ -43,12 +44,20 @@ class Writer:
             self.outputs[v] = Value(v.tensor, v.hint or "out")
         self.producers = {r: op for op in kernel.body.ops for r in op.results}
         self._counter: dict[str, int] = {}
+        self._maps: list[ParameterMap] = []
+
+    def add_map(self, parameter: ParameterMap) -> int:
+        """Give the kernel a tensor map; returns its number."""
+        self._maps.append(parameter)
+        return len(self._maps) - 1
 
     def finish(self) -> Func:
         """The thread-level function: inputs, then outputs, as global buffers."""
         self.b.do("thread.return")
         params = (*self.inputs.values(), *self.outputs.values())
-        attrs = (("grid", self.grid), ("block", self.threads))
+        attrs: tuple[tuple[str, Attr], ...] = (("grid", self.grid), ("block", self.threads))
+        if self._maps:
+            attrs = (*attrs, (MAPS, tuple(self._maps)))
         return Func(Level.THREAD, self.kernel.name, Block(params, tuple(self.b.ops)), (), attrs)
 
     # -- scopes ----------------------------------------------------------------------------------------------

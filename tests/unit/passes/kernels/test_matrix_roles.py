@@ -29,7 +29,7 @@ from tilewright.passes.kernels.matrix.lowering import lower_matrix
 pytestmark = pytest.mark.emulator
 
 
-def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int) -> Func:
+def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int | str) -> Func:
     """The thread-level kernel with a role that copies."""
     plan = matrix_parameters(*tiles, view_of(kernel).channel, raster=raster, engine="wgmma")
     plan = replace(plan, **({"copiers": 4} | more))
@@ -37,7 +37,9 @@ def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int) -> Func:
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
 
 
-def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1, **more: int) -> np.ndarray:
+def emulated(
+    kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1, **more: int | str
+) -> np.ndarray:
     (got,) = run(by_roles(kernel, *tiles, **more), "emulator", inputs, seed=seed).values()
     return got.astype(np.float64)
 
@@ -51,6 +53,9 @@ def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1,
         ("f16", (70, 100, 72), (64, 32, 32, 4, 1, 3), {"blocks": 1, "teams": 2}),  # 8 tiles in turn
         ("f16", (70, 40, 100), (64, 32, 64, 4, 1, 4), {"blocks": 3, "teams": 2}),  # a team without work
         ("f16", (60, 16, 64), (64, 16, 64, 4, 1, 2), {}),  # one chunk
+        ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 3), {"transport": "engine"}),
+        ("bf16", (130, 72, 136), (128, 32, 32, 8, 1, 4), {"blocks": 2, "transport": "engine"}),
+        ("f16", (70, 100, 72), (64, 32, 32, 4, 1, 3), {"blocks": 1, "teams": 2, "transport": "engine"}),
     ],
 )
 def test_products(dtype, size, tiles, more):
@@ -92,6 +97,31 @@ def test_batches_and_results_in_columns():
     assert_close(emulated(turned, [a, b], 64, 64, 32, 4, 1, 3), want, "f16")
 
 
+@pytest.mark.parametrize(("first", "second"), [("cm", "cn"), ("mc", "cn"), ("cm", "nc")])
+def test_factors_in_either_order_by_the_copy_engine(first, second):
+    kernel = gemm("f16", 72, 136, 200, first, second, batch=2)
+    func = by_roles(kernel, 64, 128, 64, 4, 1, 3, blocks=3, transport="engine")
+    names = [op.name for op in walk(func.body)]
+    assert "thread.copy_tile" in names
+    assert "thread.copy_async" not in names
+    a, b = (v.astype(np.float64) for v in inputs_of(kernel))
+    a, b = (a.swapaxes(1, 2) if first == "cm" else a), (b.swapaxes(1, 2) if second == "cn" else b)
+    (got,) = run(func, "emulator", inputs_of(kernel)).values()
+    assert_close(got.astype(np.float64), a @ b.swapaxes(1, 2), "f16")
+
+
+def test_the_engine_brings_what_it_can():
+    """Of a convolution the weights, whose taps are dimensions of their map; threads copy the windows."""
+    kernel = convolution("f16", 2, (7, 7), 24, 40, 3, 1, "NHWC")
+    inputs = inputs_of(kernel)
+    func = by_roles(kernel, 64, 64, 16, 4, 1, 3, blocks=1, transport="engine")
+    names = [op.name for op in walk(func.body)]
+    assert "thread.copy_tile" in names
+    assert "thread.copy_async" in names
+    (got,) = run(func, "emulator", inputs).values()
+    assert_close(got.astype(np.float64), convolved(*inputs, 3, 1, "NHWC"), "f16")
+
+
 def test_computed_factors_are_stored_to_slots():
     kernel = product(
         "f16", ("24, 64", "40, 64"), "m: 24, n: 40", "c: 64", ("[m, c]", "[n, c]"),
@@ -104,7 +134,10 @@ def test_computed_factors_are_stored_to_slots():
 
 @pytest.mark.parametrize(
     ("tiles", "more"),
-    [((128, 256, 64, 8, 1, 4), {"blocks": 132}), ((128, 128, 64, 4, 1, 5), {"blocks": 132, "teams": 2})],
+    [
+        ((128, 256, 64, 8, 1, 4), {"blocks": 132}),
+        ((128, 128, 64, 4, 1, 6), {"blocks": 132, "teams": 2, "transport": "engine"}),
+    ],
 )
 def test_large_tiles_stay_in_registers(tiles, more):
     func = by_roles(gemm("bf16", 4096, 4096, 4096), *tiles, raster=8, **more)
