@@ -13,10 +13,9 @@ from itertools import pairwise
 from tilewright.ir import Expr, TensorType
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import domain, ranges_of
-from tilewright.ir.thread.tensor_maps import ParameterMap
+from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
 from tilewright.ir.types import itemsize, numpy_dtype
 from tilewright.passes.kernels.matrix.view import MatrixView
-from tilewright.runtime.plan.tensor_map import TensorMap, map_faults
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
 PROMOTION_BYTES = 256
@@ -69,7 +68,7 @@ def boxes_of(view: MatrixView, operand: int) -> Boxes | None:
     form = coefficients(source.offset(), list(sizes), varying)
     if form is None or not isinstance(form[1], int):
         return None
-    steps, start = form
+    steps, start = form[0], form[1]
     rows = [(sizes[d], steps.get(d, 0)) for d in view.outer(operand) if sizes[d] > 1]
     if not _one_run(rows):
         return None
