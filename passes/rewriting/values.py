@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Expr
@@ -75,3 +75,14 @@ def use_counts(block: Block) -> Counter[Value]:
 def producers(block: Block) -> dict[Value, Op]:
     """The op of the block (not of bodies) that defines each value; parameters have none."""
     return {r: op for op in block.ops for r in op.results}
+
+
+def needed(ops: Sequence[Op]) -> list[Op]:
+    """The ops that the last one depends on."""
+    values = set(ops[-1].operands)
+    needed = [ops[-1]]
+    for op in reversed(ops[:-1]):
+        if values & set(op.results):
+            needed.append(op)
+            values |= set(op.operands)
+    return needed[::-1]

@@ -14,7 +14,7 @@ def mark_weights(module: Module, ctx: PassContext) -> Module:
     rewrite:  tensor.func @dense(%x, %w)   -->   tensor.func @dense(%x, %w, weights = [1])
 
     `choose-parameters` then counts on weights in the order that suits a kernel best, which `pack-weights`
-    gives them. Without the mark a factor is taken to stay as it lies.
+    gives them. What is not listed stays as it lies.
     """
     positions = constant_positions(module)
     return module.with_funcs(tuple(_marked(f, positions.get(f.name, ())) for f in module.funcs))
@@ -22,6 +22,6 @@ def mark_weights(module: Module, ctx: PassContext) -> Module:
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:
     products = any(op.name == "tensor.contract" for op in kernel.body.ops)
-    if kernel.name == "main" or not products or not constant or kernel.get(WEIGHTS) == constant:
+    if kernel.name == "main" or not products or kernel.get(WEIGHTS) == constant:
         return kernel
     return kernel.with_attrs(**{WEIGHTS: constant})

@@ -15,7 +15,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.kernels.kernel_problem import contract_roles, index_step
-from tilewright.passes.rewriting.values import copied_ops
+from tilewright.passes.rewriting.values import copied_ops, needed
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
 #: columns of the tile that one work-item computes at most, for which it would make its factor again
@@ -133,7 +133,7 @@ def _split(
     if not makers:
         return None
     ops = [product if op.name == "tensor.contract" else op for op in kernel.body.ops]
-    ops = _needed(ops)
+    ops = needed(ops)
     used = {v for op in ops for v in op.operands}
     positions = tuple(i for i, p in enumerate(kernel.params) if p in used)
     params = (*(kernel.params[i] for i in positions), *factors)
@@ -263,17 +263,6 @@ def _reading(product: Op, index: int, factor: Value, at: tuple[Expr, ...] | None
     places, values_outside = list(reads(product)), list(fills(product))
     places[index], values_outside[index] = at, None
     return product.with_attrs(reads=tuple(places), fill=tuple(values_outside)).with_operands(tuple(operands))
-
-
-def _needed(ops: list[Op]) -> list[Op]:
-    """The ops that the last one depends on."""
-    values = set(ops[-1].operands)
-    needed = [ops[-1]]
-    for op in reversed(ops[:-1]):
-        if values & set(op.results):
-            needed.append(op)
-            values |= set(op.operands)
-    return needed[::-1]
 
 
 def _redirected(main: Func, splits: dict[str, _Split]) -> Func:

@@ -7,7 +7,15 @@ import numpy as np
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
-from tilewright.ir.hardware_facts import LDMATRIX_BYTES, LINE_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP
+from tilewright.ir.hardware_facts import (
+    LDMATRIX_BYTES,
+    LINE_BYTES,
+    MMA_K_BYTES,
+    MMA_M,
+    MMA_N,
+    SECTOR_BYTES,
+    WARP,
+)
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
@@ -106,6 +114,9 @@ def _shared_clk(
     rows = shared_rows(space)
     port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     fetched = (space.m * problem.fetched + space.n) * space.k * size
+    for extent, stride in ((space.m, problem.first_stride), (space.n, problem.second_stride)):
+        if stride:
+            fetched = fetched + extent * space.k * max(0, min(stride, SECTOR_BYTES) - size)
     depth = MMA_K_BYTES // size
     multiplies = (space.m // MMA_M) * (space.n // MMA_N) * (space.k // depth)
     loads = np.where(space.groups > 0, 0.0, rows * space.k * size / LDMATRIX_BYTES)
@@ -123,9 +134,12 @@ def _shared_clk(
 def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     """Lines of memory that the asynchronous copies of a chunk touch: rows share them where they are whole.
 
-    A tile of columns of the channel has a row for each index of the channel.
+    A tile of columns of the channel has a row for each index of the channel. What threads gather touches a
+    line for every element, or for as many as their stride leaves in one.
     """
     lines = np.zeros(len(space))
+    for extent, stride in ((space.m, problem.first_stride), (space.n, problem.second_stride)):
+        lines = lines + extent * space.k * min(1.0, stride / LINE_BYTES)
     for extent, everything, copy, by_channel, whole in (
         (space.m, problem.m, problem.first_copy, problem.first_rows, problem.taps == 1),
         (space.n, problem.n, problem.second_copy, problem.second_rows, True),

@@ -8,11 +8,11 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.ir import Func, Op, Sym, walk
-from tilewright.ir.expr import symbols
+from tilewright.ir import Expr, Func, Op, Sym, walk
+from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
-from tilewright.ir.simplify import coefficients, interval
-from tilewright.ir.tensor.ops import ranges_of, reads
+from tilewright.ir.simplify import coefficients, interval, simplify
+from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, traffic
@@ -59,9 +59,11 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         result_bytes=moved - first_bytes - second_bytes,
         fetched=_fetched(view),
         first_copy=view.copy_elements(0),
-        second_copy=max(view.copy_elements(1), _packed_copy(view, size)) if second in kernel.params else 0,
+        second_copy=_second_copy(kernel, view, size),
         first_lanes=_lanes(view, 0, size),
         second_lanes=_lanes(view, 1, size),
+        first_stride=_stride(kernel, view, 0),
+        second_stride=0 if _may_be_packed(kernel, view) else _stride(kernel, view, 1),
         first_rows=view.along(0) in ("", view.channel),
         second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
         head_work=_work(before),
@@ -85,11 +87,47 @@ def _lanes(view: MatrixView, operand: int, size: int) -> int:
     return 1 if view.sources[operand].given else view.lanes(operand, ASYNC_COPY_BYTES[0] // size)
 
 
-def _packed_copy(view: MatrixView, size: int) -> int:
-    if not plain(reads(view.op)[1]) or Sym(view.channel) not in reads(view.op)[1]:
+def _second_copy(kernel: Func, view: MatrixView, size: int) -> int:
+    """Elements that one copy of the second factor moves, as it lies or as constants are packed."""
+    if view.sources[1].value not in kernel.params:
         return 0
-    known = gcd(view.sizes[view.channel], ASYNC_COPY_BYTES[0] // size)
-    return known if known * size in ASYNC_COPY_BYTES else 0
+    copy = view.copy_elements(1)
+    if not _may_be_packed(kernel, view):
+        return copy
+    packed = gcd(view.sizes[view.channel], ASYNC_COPY_BYTES[0] // size)
+    return max(copy, packed if packed * size in ASYNC_COPY_BYTES else 0)
+
+
+def _may_be_packed(kernel: Func, view: MatrixView) -> bool:
+    """Return whether the second factor may be a constant that is read as it can be packed."""
+    second, at = view.op.operands[1], reads(view.op)[1]
+    marked: tuple[int, ...] | None = kernel.get(WEIGHTS)  # type: ignore[assignment]
+    constant = marked is None or any(kernel.params[i] is second for i in marked)
+    return constant and second in kernel.params and plain(at) and Sym(view.channel) in at
+
+
+def _stride(kernel: Func, view: MatrixView, operand: int) -> int:
+    """Bytes between what neighbouring threads read to fill a tile; 0 where that lies side by side."""
+    source = view.sources[operand]
+    d = view.along(operand) or view.channel
+    producer = next((op for op in kernel.body.ops if source.value in op.results), None)
+    if source.given:
+        read = [(source.value, source.at)]
+    elif producer is not None and producer.name == "tensor.map":
+        env = dict(zip(dims(producer, "par"), source.at, strict=True))
+        places = (tuple(substitute(e, env) for e in at) for at in reads(producer))
+        read = [(v, at) for v, at in zip(producer.operands, places, strict=True) if v in kernel.params]
+    else:
+        return 0
+    widest = 0
+    for v, at in read:
+        offset: Expr = 0
+        for e, stride in zip(at, v.tensor.strides, strict=True):
+            offset += e * stride
+        form = coefficients(simplify(offset, ranges_of(view.op)), [d], ranges_of(view.op))
+        step = abs(form[0].get(d, 0)) if form is not None else 0
+        widest = max(widest, step * itemsize(v.tensor.dtype) if step > 1 else 0)
+    return widest
 
 
 def _packs_rows(kernel: Func, view: MatrixView) -> bool:

@@ -58,6 +58,7 @@ class MatrixProblem:
     counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
+    first_stride, second_stride: bytes between what neighbouring threads read, 0 where it lies side by side.
     first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
     tail_bytes: what results are computed from besides, beyond a few values per row or column.
@@ -77,6 +78,8 @@ class MatrixProblem:
     second_copy: int = 8
     first_lanes: int = 1
     second_lanes: int = 1
+    first_stride: int = 0
+    second_stride: int = 0
     first_rows: bool = True
     second_rows: bool = True
     head_work: float = 0.0
