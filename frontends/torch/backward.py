@@ -108,6 +108,14 @@ def _weight_gradient(
     return out.transpose(0, 1)
 
 
+def _transposed(g: Any, matrix: Callable[[int], Any]) -> Any:
+    """The gradient of the images of a map that is linear along rows and along columns: one product for each.
+
+    matrix: by dimension of the images (0 and 1), [elements that the map makes, elements it makes them of].
+    """
+    return matrix(0).t().matmul(g).matmul(matrix(1))
+
+
 def _avg_pool2d_backward(
     g: Any,
     x: Any,
@@ -118,55 +126,34 @@ def _avg_pool2d_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Any:
-    """Each window spreads its share: two products, with what of every row and column a window covers."""
     kernel, padding = _both(kernel_size), _both(padding)
     stride = _both(stride) if len(stride) else kernel
-    height, width = (
-        _covers(g, x.shape[d - 2], g.shape[d - 2], kernel[d], stride[d], padding[d]) for d in (0, 1)
-    )
-    if divisor_override:
-        g = g / divisor_override
-    else:
-        counts = [
-            _counts(g, x.shape[d - 2], g.shape[d - 2], kernel[d], stride[d], padding[d], count_include_pad)
-            for d in (0, 1)
-        ]
-        g = g / (counts[0][:, None] * counts[1][None, :])
-    return height.t().matmul(g).matmul(width)
 
+    def matrix(d: int) -> Any:
+        extent, pad = x.shape[d - 2], padding[d]
+        first = _numbers(g, g.shape[d - 2]) * stride[d] - pad
+        covered = _covered(g, first, first + kernel[d], extent)
+        if divisor_override:
+            return covered
+        # What counts: the window up to the end of the padding, or only its part inside the image.
+        last = torch.clamp(first + kernel[d], max=extent + pad)
+        if not count_include_pad:
+            first, last = torch.clamp(first, min=0), torch.clamp(last, max=extent)
+        return covered / (last - first).to(g.dtype)[:, None]
 
-def _both(v: Sequence[int]) -> list[int]:
-    return [v[0], v[0]] if len(v) == 1 else [v[0], v[1]]
-
-
-def _covers(g: Any, extent: int, windows: int, taps: int, stride: int, pad: int) -> Any:
-    """[windows, extent]: one where a window covers an element."""
-    first = (torch.arange(windows, device=g.device) * stride - pad)[:, None]
-    place = torch.arange(extent, device=g.device)[None, :]
-    return ((place >= first) & (place < first + taps)).to(g.dtype)
-
-
-def _counts(g: Any, extent: int, windows: int, taps: int, stride: int, pad: int, padded: bool) -> Any:
-    """Elements that the windows count along one dimension."""
-    first = torch.arange(windows, device=g.device) * stride - pad
-    last = torch.clamp(first + taps, max=extent + pad)
-    if not padded:
-        first, last = torch.clamp(first, min=0), torch.clamp(last, max=extent)
-    return (last - first).to(g.dtype)
+    return _transposed(g / divisor_override if divisor_override else g, matrix)
 
 
 def _adaptive_avg_pool2d_backward(g: Any, x: Any) -> Any:
     """As for windows, from the floor of their first element to the ceiling of their last one."""
-    sides = []
-    for d in (-2, -1):
-        windows, extent = g.shape[d], x.shape[d]
-        number = torch.arange(windows, device=g.device)
-        first = (number * extent // windows)[:, None]
-        last = ((number * extent + extent + windows - 1) // windows)[:, None]
-        place = torch.arange(extent, device=g.device)[None, :]
-        inside = ((place >= first) & (place < last)).to(g.dtype)
-        sides.append(inside / (last - first).to(g.dtype))
-    return sides[0].t().matmul(g).matmul(sides[1])
+
+    def matrix(d: int) -> Any:
+        windows, extent = g.shape[d - 2], x.shape[d - 2]
+        number = _numbers(g, windows)
+        first, last = number * extent // windows, (number * extent + extent + windows - 1) // windows
+        return _covered(g, first, last, extent) / (last - first).to(g.dtype)[:, None]
+
+    return _transposed(g, matrix)
 
 
 def _nearest_backward(
@@ -176,26 +163,20 @@ def _nearest_backward(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """The sums over the elements that were made of each: two products with matrices of ones and zeros."""
-    sides = []
-    for d, scale in ((2, scales_h), (3, scales_w)):
-        made, extent = output_size[d - 2], input_size[d]
+    def matrix(d: int) -> Any:
+        made, extent, scale = output_size[d], input_size[d + 2], (scales_h, scales_w)[d]
         step = 1 / scale if scale else extent / made
-        source = (torch.arange(made, device=g.device, dtype=torch.float32) * step).floor()
-        source = torch.clamp(source, max=extent - 1)[:, None]
-        place = torch.arange(extent, device=g.device, dtype=torch.float32)[None, :]
-        sides.append((source == place).to(g.dtype))
-    return sides[0].t().matmul(g).matmul(sides[1])
+        return _repeated(g, (_numbers(g, made, torch.float32) * step).floor(), extent)
+
+    return _transposed(g, matrix)
 
 
 def _replication_pad2d_backward(g: Any, x: Any, padding: Sequence[int]) -> Any:
-    """The sums over the elements that repeat each: two products with matrices of ones and zeros."""
-    sides = []
-    for d, first in ((-2, padding[2]), (-1, padding[0])):
-        source = torch.clamp(torch.arange(g.shape[d], device=g.device) - first, 0, x.shape[d] - 1)[:, None]
-        place = torch.arange(x.shape[d], device=g.device)[None, :]
-        sides.append((source == place).to(g.dtype))
-    return sides[0].t().matmul(g).matmul(sides[1])
+    def matrix(d: int) -> Any:
+        first = (padding[2], padding[0])[d]
+        return _repeated(g, _numbers(g, g.shape[d - 2]) - first, x.shape[d - 2])
+
+    return _transposed(g, matrix)
 
 
 def _bilinear_backward(
@@ -206,19 +187,39 @@ def _bilinear_backward(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """The transposes of both interpolations: two products with the matrices of weights."""
-    sides = []
-    for d, scale in ((2, scales_h), (3, scales_w)):
-        made, extent = output_size[d - 2], input_size[d]
-        number = torch.arange(made, device=g.device, dtype=torch.float32)
+    def matrix(d: int) -> Any:
+        made, extent, scale = output_size[d], input_size[d + 2], (scales_h, scales_w)[d]
+        number = _numbers(g, made, torch.float32)
         if align_corners:
             source = number * ((extent - 1) / (made - 1) if made > 1 else 0.0)
         else:
             source = torch.clamp((number + 0.5) * (1 / scale if scale else extent / made) - 0.5, min=0.0)
         source = torch.clamp(source, max=extent - 1)[:, None]
-        place = torch.arange(extent, device=g.device, dtype=torch.float32)[None, :]
-        sides.append(torch.clamp(1 - (source - place).abs(), min=0.0).to(g.dtype))
-    return sides[0].t().matmul(g).matmul(sides[1])
+        place = _numbers(g, extent, torch.float32)[None, :]
+        return torch.clamp(1 - (source - place).abs(), min=0.0).to(g.dtype)
+
+    return _transposed(g, matrix)
+
+
+def _both(v: Sequence[int]) -> list[int]:
+    return [v[0], v[0]] if len(v) == 1 else [v[0], v[1]]
+
+
+def _numbers(g: Any, count: int, dtype: Any = torch.int64) -> Any:
+    """0, 1, ... on the device of `g`."""
+    return torch.arange(count, device=g.device, dtype=dtype)
+
+
+def _covered(g: Any, first: Any, last: Any, extent: int) -> Any:
+    """[windows, extent]: one where an element lies from `first` to below `last` of a window."""
+    place = _numbers(g, extent)[None, :]
+    return ((place >= first[:, None]) & (place < last[:, None])).to(g.dtype)
+
+
+def _repeated(g: Any, source: Any, extent: int) -> Any:
+    """[made, extent]: one where an element is a copy of another, of the number `source`, or the nearest."""
+    source = torch.clamp(source, 0, extent - 1)[:, None]
+    return (source == _numbers(g, extent, source.dtype)[None, :]).to(g.dtype)
 
 
 def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
