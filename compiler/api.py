@@ -21,7 +21,7 @@ from tilewright.compilation.option_values import (
 )
 from tilewright.compilation.own_passes import OwnPasses, PassesOption
 from tilewright.compilation.planning import constants_of
-from tilewright.compilation.report_facts import compilation_facts
+from tilewright.compilation.report_facts import compilation_facts, parameter_facts
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
@@ -186,7 +186,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
         chosen = choose_streams(plan, "serial", work, constants=constants, device=device)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
-    facts |= {"streams": chosen.facts(), **training_facts(module)}
+    facts |= {"streams": chosen.facts(), "parameters": parameter_facts(module), **training_facts(module)}
     if own.pipelines:
         facts["passes"] = own.facts()
     levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}

@@ -9,10 +9,26 @@ from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
-from tilewright.ir import Func, Op, Pairs
+from tilewright.ir import Func, Module, Op, Pairs
+from tilewright.ir.nodes import INFERENCE
 from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.graph.choose_algorithms import compared
 from tilewright.passes.kernels.decision import is_measured
+
+
+def parameter_facts(module: Module) -> dict[str, int]:
+    """What a graph-level network, or the network of a training step, has in its constants, before any pass.
+
+    trainable: numbers that training may change; total: all numbers, running statistics and tables included;
+    bytes: of all.
+    """
+    network = module.inference() if any(f.name == INFERENCE for f in module.funcs) else module
+    types = {str(op["name"]): op.result.tensor for op in network.main.body.ops if op.name == "graph.constant"}
+    return {
+        "trainable": sum(types[name].size for name in network.parameters if name in types),
+        "total": sum(t.size for t in types.values()),
+        "bytes": sum(t.nbytes for t in types.values()),
+    }
 
 
 def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from tilewright.frontends.importing.findings import OPERATORS, Findings
 from tilewright.frontends.torch.corrections.attention_forms import POSITIONS
 
 TRAINING = (
-    "operators in training mode (export the model after .eval(), or import it to train it: training=True)"
+    "operators in training mode (export the model after .eval(), or import the network that it trains: "
+    "training=True, on the command line --training-mode)"
 )
 RANDOM = "random numbers"
 DYNAMIC = "dimensions that are not constant (export without dynamic_shapes)"

@@ -29,10 +29,13 @@ SEED = whole(0, 2**63 - 1)
 REPEATS = whole(1, 10**9)
 
 
-def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs: bool = False) -> None:
+def add_network_arguments(
+    p: CommandParser, *, params: str | None, draws_inputs: bool = False, trains: bool = False
+) -> None:
     """Arguments that name a network, its weights and the target.
 
     params: weights where none are named. draws_inputs: whether the command draws random inputs as well.
+    trains: whether the command trains the network, so that a program may be in training mode in any case.
     """
     default = "random" if params else "none: every parameter stays an input"
     p.add_argument(
@@ -58,6 +61,17 @@ def add_network_arguments(p: CommandParser, *, params: str | None, draws_inputs:
         help="parameters that stay inputs; every other one needs a value (default: the first, and with "
         "random weights the integer ones, with a file the indices right behind it)",
     )
+    if trains:
+        p.set_defaults(training_mode=True)
+    else:
+        p.add_scoped(
+            p,
+            OptionScope(frozenset({NetworkKind.EXPORTED})),
+            "--training-mode",
+            action="store_true",
+            help="the program was exported in training mode: take the network that it trains, with dropout "
+            "off and batch norms by their running statistics",
+        )
     add_shape_arguments(p, OptionScope(), "; of a saved executable: which of its plans")
     p.add_scoped(
         p,

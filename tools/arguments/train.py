@@ -16,7 +16,7 @@ def add_train(sub: Sub) -> None:
     """Register the command."""
     p = sub.add_parser("train", help="train a network on digits, a text or arrays of a file")
     add_choice_arguments(p)
-    add_network_arguments(p, params="random", draws_inputs=True)
+    add_network_arguments(p, params="random", draws_inputs=True, trains=True)
     p.add_argument(
         "--data",
         required=True,

@@ -233,7 +233,7 @@ def _model(a: argparse.Namespace) -> ClusterModel:
 def _network(a: argparse.Namespace) -> ClusterModel:
     """Units from the graph; the weights' values play no part, so none are made up."""
     name, inputs = a.model, tuple(a.inputs.split(",")) if a.inputs else None
-    module = read_network(name, shapes=a.shape, constants=a.constant)
+    module = read_network(name, shapes=a.shape, constants=a.constant, training=True)
     if inputs is None and Path(name).suffix in _RELAY:
         inputs = _sample_inputs(module)
     return network_model(module.main, Path(name.removeprefix(ZOO)).stem, inputs)

@@ -14,7 +14,7 @@ from tilewright.running.executable import Executable
 from tilewright.running.shaped import ShapedExecutable
 from tilewright.tools.arguments.scope import NetworkKind
 from tilewright.tools.commands.network import choices_of, load_network, parse_shapes
-from tilewright.tools.report.wording import counted, hardware_text
+from tilewright.tools.report.wording import counted, hardware_text, weights_text
 
 #: inputs that the text names
 MOST_INPUTS = 8
@@ -37,6 +37,8 @@ def run_compile(a: argparse.Namespace) -> None:
         print(json.dumps(report, indent=1))
         return
     print(f"compiled {a.network} for {report['target']} in {seconds:.1f} s:{_sizes(exe, report)}")
+    if line := weights_text(report):
+        print(line)
     if line := hardware_text(report):
         print(line)
     if line := layout_text(report["layouts"]) if "layouts" in report else "":

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.compilation.lowering import lower
 from tilewright.compilation.option_values import PARTITIONER
-from tilewright.compilation.report_facts import compilation_facts, layout_text
+from tilewright.compilation.report_facts import compilation_facts, layout_text, parameter_facts
 from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import InputError, Module, Ref
@@ -20,7 +20,7 @@ from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
 from tilewright.tools.report.training_costs import training_costs, training_text
-from tilewright.tools.report.wording import hardware_text
+from tilewright.tools.report.wording import hardware_text, weights_text
 from tilewright.training import optim
 from tilewright.training.step import train_step
 
@@ -52,13 +52,21 @@ def explain_step(a: argparse.Namespace) -> None:
     if a.train not in optim.NAMED:
         raise InputError(f"--train: expected an optimizer among {', '.join(optim.NAMED)}, got '{a.train}'")
     step = train_step(
-        load_network(a), a.loss, optim.NAMED[a.train](**rate), unused="keep", memory_budget=a.memory_budget
+        load_network(a, training=True),
+        a.loss,
+        optim.NAMED[a.train](**rate),
+        unused="keep",
+        memory_budget=a.memory_budget,
     )
-    facts = training_costs(lower(step, target, precision=a.precision))
+    facts = {
+        **training_costs(lower(step, target, precision=a.precision)),
+        "parameters": parameter_facts(step),
+    }
     if a.json:
         print(json.dumps(facts, indent=1))
         return
     print(f"a step of {a.network} with {a.train} in {a.precision} for {target}")
+    print(weights_text(facts))
     print(training_text(facts))
 
 
@@ -70,7 +78,7 @@ def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
     return (
         str(target),
-        compilation_facts(lowered),
+        {**compilation_facts(lowered), "parameters": parameter_facts(module)},
         [ref.name for ref in calls if isinstance(ref, Ref)],
     )
 
@@ -86,6 +94,7 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
     estimate = sum(k["calls"] * k["cost"]["estimate_s"] for k in rows)
     lines = [
         f"{head}: {len(rows)} kernels, {launches} launches",
+        weights_text(facts),
         hardware_text(facts),
         layout_text(facts["layouts"]),
         *map(_text, rows),

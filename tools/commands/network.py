@@ -51,11 +51,20 @@ def passes_of(a: argparse.Namespace) -> dict[str, Any]:
     return {"passes": named_passes(a.imports, a.pass_pipeline), "verify_each": a.verify_each}
 
 
-def load_network(a: argparse.Namespace) -> Module:
-    """The graph-level module that the arguments of `add_network_arguments` name; raises InputError."""
+def load_network(a: argparse.Namespace, *, training: bool = False) -> Module:
+    """The graph-level module that the arguments of `add_network_arguments` name; raises InputError.
+
+    training: it is to be trained, so a program may have been exported in training mode.
+    """
     inputs = tuple(a.inputs.split(",")) if a.inputs else None
     return read_network(
-        a.network, params=a.params, inputs=inputs, seed=a.seed, shapes=a.shape, constants=a.constant
+        a.network,
+        params=a.params,
+        inputs=inputs,
+        seed=a.seed,
+        shapes=a.shape,
+        constants=a.constant,
+        training=training or a.training_mode,
     )
 
 
@@ -67,11 +76,13 @@ def read_network(
     seed: int = 0,
     shapes: Sequence[str] = (),
     constants: Sequence[str] = (),
+    training: bool = False,
 ) -> Module:
     """The graph-level module of a file or of the zoo; raises InputError.
 
     params, inputs: weights of Relay networks and the parameters that have none (see `frontends.relay.load`).
-    seed: of random weights. shapes, constants: what `--shape` and `--constant` were given.
+    seed: of random weights. shapes, constants: what `--shape` and `--constant` were given. training: as of
+    `frontends.torch.load`.
     """
     if network.startswith(ZOO):
         reject_constants(constants)
@@ -88,15 +99,17 @@ def read_network(
     if path.suffix == ".onnx":
         return load_bundled(path, shapes, constants)
     reject_constants(constants)
-    return with_input_shapes(_as_written(path, params, inputs, seed), dict(map(parse_shape, shapes)))
+    if path.suffix in BUNDLED:
+        written = frontends.torch.load(path, training=training)
+    else:
+        written = _as_written(path, params, inputs, seed)
+    return with_input_shapes(written, dict(map(parse_shape, shapes)))
 
 
 def _as_written(path: Path, params: str | None, inputs: Sequence[str] | None, seed: int) -> Module:
-    """The module of any file but an ONNX one, with the shapes it names itself."""
+    """The module of a file of our IR or Relay, with the shapes it names itself."""
     if path.suffix == ".ir":
         return parse_file(path)
-    if path.suffix in BUNDLED:
-        return load_bundled(path, ())
     return frontends.relay.load(str(path), params=params, inputs=inputs, seed=seed)
 
 
@@ -119,15 +132,20 @@ def load_saved(a: argparse.Namespace) -> Executable:
     return exe.select(dict(map(parse_shape, a.shape)))
 
 
-def load_bundled(path: Path, shapes: Sequence[str], constants: Sequence[str] = ()) -> Module:
-    """An ONNX file with the given `--shape` and `--constant` arguments, or a file of torch.export.save."""
+def load_bundled(
+    path: Path, shapes: Sequence[str], constants: Sequence[str] = (), *, training: bool = False
+) -> Module:
+    """An ONNX file with the given `--shape` and `--constant` arguments, or a file of torch.export.save.
+
+    training: as of `frontends.torch.load`.
+    """
     if path.suffix == ".onnx":
         return frontends.onnx.load(
             path, shapes=dict(map(parse_shape, shapes)), constants=dict(map(parse_constant, constants))
         )
     reject_shapes(shapes)
     reject_constants(constants)
-    return frontends.torch.load(path)
+    return frontends.torch.load(path, training=training)
 
 
 def reject_shapes(shapes: Sequence[str]) -> None:

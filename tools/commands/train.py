@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +16,13 @@ from warnings import warn
 import numpy as np
 
 from tilewright.api import compile as compile_module
+from tilewright.compilation.report_facts import parameter_facts
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.tools.commands.network import choices_of, load_network, require_device
 from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
+from tilewright.tools.report.wording import weights_text
 from tilewright.training import optim, schedules
 from tilewright.training.data import Data, fitted, read_data
 from tilewright.training.loop import Loop, Record, interface_of, measures_of
@@ -73,6 +74,9 @@ def train_network(a: argparse.Namespace) -> None:
         raise InputError(
             f"expected more steps than the {first} of the checkpoint, got {steps}", where="--steps"
         )
+    counts = parameter_facts(step)
+    if not a.json:
+        print(f"{network.name}: {weights_text({'parameters': counts})}", flush=True)
     records = _trained(loop, a, steps, first)
     if a.plot:
         named = {k: _TITLES[k] for k in records[-1].held_out if k != "loss"} or {"loss": _TITLES["loss"]}
@@ -81,7 +85,7 @@ def train_network(a: argparse.Namespace) -> None:
         state = {n: loop.steps.state[n] for n in loop.steps.state}
         trained = compile_module(step.inference(state), a.target, **choices_of(a))
         trained.save(file_path(a.output))
-    _report(a, network, loop, records)
+    _report(a, network, loop, records, counts)
     if loop.done < steps:
         kept = f"; {a.checkpoint} holds the state" if a.checkpoint else ""
         raise KeyboardInterrupt(f"interrupted after step {loop.done} of {steps}{kept}")
@@ -216,14 +220,18 @@ def _number(key: str, value: float) -> str:
     return f"{100 * value:.2f} %" if key == "accuracy" else f"{value:.4f}"
 
 
-def _report(a: argparse.Namespace, network: Module, loop: Loop, records: list[Record]) -> None:
+def _report(
+    a: argparse.Namespace, network: Module, loop: Loop, records: list[Record], counts: Mapping[str, int]
+) -> None:
     last = records[-1]
-    weights = sum(math.prod(network.constants[n].shape) for n in network.parameters)
+    weights = parameter_facts(network)["trainable"]
     steps = len(loop.losses)
     result: Mapping[str, Any] = {
         "network": a.network,
         "data": a.data,
         "parameters": weights,
+        "trained": counts["trainable"],
+        "parameter_bytes": counts["bytes"],
         "batch": loop.batch,
         "steps": last.step,
         "loss": last.loss,

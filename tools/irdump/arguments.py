@@ -63,6 +63,8 @@ def parser() -> CommandParser:
     relay.add_argument("--seed", type=SEED, default=0, metavar="N", help="seed of random parameters (Relay)")
     relay.add_argument("--shape", action="append", default=[], metavar="X=1,3,224,224",
         help="extents of an ONNX file's input or symbolic dimension; may be repeated")  # fmt: skip
+    relay.add_argument("--training-mode", action="store_true",
+        help="take the network that an exported program (.pt2) in training mode trains")  # fmt: skip
     relay.add_argument("--constant", action="append", default=[], metavar="NAME=V,...",
         help="fix an input of an ONNX file to a value; may be repeated")  # fmt: skip
     _add_choices(p)

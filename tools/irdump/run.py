@@ -53,8 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Read, run the passes, write the outputs. Raises InputError and WorkError; outputs are written last."""
     inputs = arguments.inputs.split(",") if arguments.inputs is not None else None
     source = read_source_file(
-        arguments.file, arguments.params, inputs, arguments.seed, arguments.shape, arguments.constant
-    )
+        arguments.file, arguments.params, inputs, arguments.seed, arguments.shape, arguments.constant,
+        training=arguments.training_mode,
+    )  # fmt: skip
     try:
         verify(source.module)
     except InputError as e:
@@ -212,19 +213,24 @@ def read_source_file(
     seed: int = 0,
     shapes: Sequence[str] = (),
     constants: Sequence[str] = (),
+    *,
+    training: bool = False,
 ) -> IrSource:
     """Read a file, or stdin for `-`. The kind of a file without a known suffix is found from its content.
 
     params, inputs, seed: as in `relay.load`; an error for what is no Relay. shapes, constants: `--shape` and
-    `--constant` arguments, for ONNX files. Raises InputError.
+    `--constant` arguments, for ONNX files. training: `--training-mode`, for programs of torch.export. Raises
+    InputError.
     """
     path = Path(name)
     if path.suffix in BUNDLED:
         if params is not None or inputs is not None:
             raise InputError("--params and --inputs are for Relay networks", where=name)
-        return IrSource(load_bundled(path, shapes, constants), name)
+        return IrSource(load_bundled(path, shapes, constants, training=training), name)
     reject_shapes(shapes)
     reject_constants(constants)
+    if training:
+        raise InputError("expected a program of torch.export (.pt2)", where="--training-mode")
     text = _stream(path)
     if path.suffix in _RELAY_SUFFIXES or not _is_ours(path, text):
         return IrSource(_relay(path, text, params, inputs, seed), _shown(name))

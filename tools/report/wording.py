@@ -53,6 +53,20 @@ def hardware_text(facts: Mapping[str, Any]) -> str:
     return borrowed_text(facts["hardware"], borrowed, facts.get("hardware_stands_for", ""))
 
 
+def weights_text(facts: Mapping[str, Any]) -> str:
+    """`parameters: 11,689,512 trainable, 11,699,112 with all constants, 46.8 MB`; empty without facts.
+
+    facts: those of a compilation; files of older versions do not count parameters.
+    """
+    counts = facts.get("parameters")
+    if not counts:
+        return ""
+    return (
+        f"parameters: {counts['trainable']:,} trainable, {counts['total']:,} with all constants, "
+        f"{bytes_text(counts['bytes'])}"
+    )
+
+
 def shape_text(dtype: str, shape: tuple[int, ...]) -> str:
     """`float32 1x64x56x56`."""
     return f"{dtype} {'x'.join(map(str, shape))}" if shape else f"{dtype} scalar"

@@ -1,6 +1,7 @@
 """Exported programs of torch: networks, parameters, outputs, and one error for all that is in the way."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch.nn import functional as F  # noqa: E402, N812
 import tilewright as tw  # noqa: E402
 from tilewright.frontends.torch.exported import host_array  # noqa: E402
 from tilewright.tools.cli import main  # noqa: E402
+from tilewright.tools.irdump import command as irdump  # noqa: E402
 
 from_exported = tw.frontends.torch.from_exported
 
@@ -287,6 +289,42 @@ def test_a_saved_program_runs_from_the_command_line(tmp_path, capsys):
     assert main(["run", str(path), "--target", "opencl", "--check", "--repeats", "1"]) == 0
     assert "error" in capsys.readouterr().out
     assert main(["run", str(path), "--params", "other.npz"]) == 2
+
+
+@pytest.fixture
+def program_in_training_mode(tmp_path):
+    path = tmp_path / "net.pt2"
+    torch.export.save(exported(seeded(Trained).train(), torch.randn(4, 1, 5, 5)), path)
+    return str(path)
+
+
+def test_a_saved_program_in_training_mode_is_trained_and_compiled(program_in_training_mode, tmp_path, capsys):
+    net, data = program_in_training_mode, tmp_path / "data.npz"
+    rng = np.random.default_rng(0)
+    np.savez(data, x=rng.standard_normal((40, 1, 5, 5), np.float32), y=rng.integers(0, 3, 40))
+    trained = ["train", net, "--data", f"npz:{data}", "--target", "reference", "--steps", "3", "--json"]
+    assert main(trained) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    size = sum(p.numel() for p in Trained().parameters())
+    assert (last["steps"], last["parameters"], last["trained"]) == (3, size, size)
+    assert main(["explain", net, "--target", "cuda:sm_90a", "--train", "adamw"]) == 0
+    assert f"parameters: {size:,} trainable" in capsys.readouterr().out
+    assert main(["run", net, "--training-mode", "--target", "opencl", "--check", "--repeats", "1"]) == 0
+    assert irdump.main([net, "--training-mode"]) == 0
+    assert "graph.batch_norm" in capsys.readouterr().out
+
+
+def test_training_mode_has_to_be_asked_for(program_in_training_mode, tmp_path, capsys):
+    net = program_in_training_mode
+    for command in (main, irdump.main):
+        words = ["compile", net, "--target", "opencl", "-o", str(tmp_path / "a.tw")]
+        assert command(words if command is main else [net]) == 2
+        assert "training=True, on the command line --training-mode" in capsys.readouterr().err
+    assert not (tmp_path / "a.tw").exists()
+    (tmp_path / "net.ir").write_text(tw.show(tw.frontends.zoo.build("linear_classifier")))
+    for command, words in ((main, ["run"]), (irdump.main, [])):
+        assert command([*words, str(tmp_path / "net.ir"), "--training-mode"]) == 2
+        assert "--training-mode" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_program_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
+from tilewright.compilation.report_facts import parameter_facts
 from tilewright.tools.arguments.train import LOSSES, OPTIMIZERS
 from tilewright.tools.cli import main
 from tilewright.training.data import Rows
@@ -57,6 +58,7 @@ def test_a_person_reads_lines(data, capsys):
     text = capsys.readouterr().out
     assert text.count("accuracy") == 2
     assert "15 parameters, 4 steps of 8 examples" in text
+    assert "parameters: 15 trainable, 15 with all constants, 60 B" in text.splitlines()[0]
 
 
 def state_of(file):
@@ -234,3 +236,22 @@ def test_means_weigh_every_example_once():
     measures = Measures({"loss": tw.losses.mse()})
     got = measures.of(lambda a: [a * 2], Rows((x, np.zeros(5, np.float32))), 2, 1)
     assert got["loss"] == pytest.approx(float((4 * x**2).mean()))
+
+
+def test_parameters_are_counted_of_networks_and_of_steps(tmp_path, capsys):
+    net = tw.frontends.zoo.build("digits")
+    statistics = [n for n in net.constants if "moving" in n]
+    sizes = {n: a.size for n, a in net.constants.items()}
+    total, kernel = sum(sizes.values()), sizes["conv1.kernel"]
+    whole = {"trainable": total - sum(sizes[n] for n in statistics), "total": total, "bytes": 4 * total}
+    assert parameter_facts(net) == whole
+    step = tw.train_step(net, "cross_entropy", tw.optim.adamw(lr=0.1), trainable=["conv1.kernel"])
+    assert parameter_facts(step) == {**whole, "trainable": kernel}
+    assert main(["explain", "zoo:digits", "--target", "cuda:sm_90a"]) == 0
+    assert f"parameters: {whole['trainable']:,} trainable, {total:,} with all" in capsys.readouterr().out
+    out = str(tmp_path / "net.tw")
+    assert main(["compile", "zoo:linear_classifier", "--target", "opencl", "-o", out, "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)["parameters"]
+    assert counts == parameter_facts(tw.frontends.zoo.build("linear_classifier"))
+    assert main(["explain", out]) == 0
+    assert f"parameters: {counts['trainable']:,} trainable" in capsys.readouterr().out
