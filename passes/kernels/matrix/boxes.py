@@ -1,7 +1,10 @@
-"""Boxes of a factor that the copy engine can bring: its tensor map, and where a tile of it begins.
+"""Boxes and windows of a factor that the copy engine can bring: its map, and where a tile of it begins.
 
 A factor is linear where every element's place in memory is a sum of multiples of its indices: plain and
-batched matrices, slices, 1x1 windows. Windows that leave the image, and computed factors, are not.
+batched matrices, slices, 1x1 windows. Boxes of it are tiles. The windows of a convolution are read at window
+* stride + tap * dilation - padding along each spatial dimension of [images, space..., channels]. Rows of the
+product are then windows, image by image in the order of an im2col map, so a block of them is one copy per tap
+and chunk of channels, wherever it begins. Threads bring other windows, and computed factors.
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.ir import Expr, TensorType
+from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import domain, ranges_of
-from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
-from tilewright.ir.types import itemsize, numpy_dtype
+from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, Window, map_faults
+from tilewright.ir.types import itemsize, numpy_dtype, storage_dtype
 from tilewright.passes.kernels.matrix.view import MatrixView
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
 PROMOTION_BYTES = 256
+#: the same of windows, which take single pixels
+WINDOW_PROMOTION_BYTES = 128
+#: largest offset of a tap, which the instruction holds in a byte per dimension where there are two
+MOST_OFFSET = 255
 
 
 @dataclass(frozen=True)
@@ -102,3 +110,124 @@ def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Ex
     """The coordinates of a box: of the batch and taps, then of its first row and channel as they lie."""
     inner = (row, channel) if boxes.channel_step == 1 else (channel, row)
     return (*(index[d] for d, _ in boxes.outer), *inner)
+
+
+@dataclass(frozen=True)
+class SpatialWindow:
+    """One spatial dimension: windows begin at first + stride * (index of `row`), taps dilation apart.
+
+    row, tap: dimensions of the contraction, '' where there is but one window or tap. windows: how many there
+    are. extent: of the image.
+    """
+
+    row: str
+    stride: int
+    windows: int
+    tap: str
+    dilation: int
+    first: int
+    extent: int
+
+    @property
+    def last(self) -> int:
+        """Where the last window begins, from the last pixel of the image."""
+        return self.first + (self.windows - 1) * self.stride - (self.extent - 1)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How the copy engine sees a factor of windows.
+
+    channel, channels: first index and number of the channels that a product of the batch reads.
+    """
+
+    image: str
+    space: tuple[SpatialWindow, ...]
+    channel: Expr
+    channels: int
+
+    def map(self, position: int, t: TensorType, pixels: int, chunk: int, swizzle: int) -> ParameterMap | None:
+        """The map for copies of a chunk of channels of `pixels` windows; None where there can be none.
+
+        What a copy brings beyond the channels must be zero: they end where the map does, or are whole chunks.
+        """
+        size, start = itemsize(t.dtype), self.channel if isinstance(self.channel, int) else 0
+        if not isinstance(self.channel, int) and self.channels % chunk:
+            return None
+        count = self.channels if isinstance(self.channel, int) else t.shape[-1]
+        window = Window(tuple(s.first for s in self.space), tuple(s.last for s in self.space), chunk, pixels)
+        recipe = TensorMap(
+            storage_dtype(t.dtype).name,
+            (*t.shape[:-1], count),
+            tuple(step * size for step in t.strides[:-1]),
+            steps=(1, *(s.stride for s in self.space), 1),
+            swizzle=swizzle,
+            promotion=WINDOW_PROMOTION_BYTES,
+            window=window,
+        )
+        parameter = ParameterMap(position, recipe, (t.start + start) * size)
+        if t.strides[-1] != 1 or parameter.offset % 16 or any(map_faults(recipe)):
+            return None
+        return parameter
+
+    def start(self, index: Mapping[str, Expr], channel: Expr) -> tuple[Expr, ...]:
+        """Coordinates of a copy whose first window has this index, from a channel of the product on."""
+        image = index.get(self.image, 0)
+        first = 0 if isinstance(self.channel, int) else substitute(self.channel, index)
+        space = (index.get(s.row, 0) * s.stride + s.first for s in self.space)
+        return (image, *space, first + channel)
+
+    def offsets(self, index: Mapping[str, Expr]) -> tuple[Expr, ...]:
+        """Per spatial dimension the offset of a tap."""
+        return tuple(index.get(s.tap, 0) * s.dilation for s in self.space)
+
+
+def windows_of(view: MatrixView, operand: int) -> Windows | None:
+    """How the copy engine sees a factor; None where it is no image, or its rows are in another order."""
+    op, source = view.op, view.sources[operand]
+    t, sizes = source.value.tensor, domain(op)
+    rows = [d for d in view.outer(operand) if sizes[d] > 1]
+    taps = [d for d in view.taps if sizes[d] > 1]
+    varying = {d: r for d, r in ranges_of(op).items() if r[1] > 0}
+    if not source.given or not 3 <= t.rank <= 5 or view.along(operand) != view.channel:
+        return None
+    forms = [coefficients(e, [*rows, *taps, view.channel], varying) for e in source.at]
+    parts = [f for f in forms if f is not None]
+    if len(parts) != t.rank or any(not isinstance(rest, int) for _, rest in parts[:-1]):
+        return None
+    (image_steps, image_first), *spaces, (channel_steps, channel_rest) = parts
+    image = next(iter(image_steps), "")
+    if image_first != 0 or image_steps != ({image: 1} if image else {}) or (image and image not in rows):
+        return None
+    if channel_steps != {view.channel: 1}:
+        return None
+    space = [
+        _spatial(s, rest, rows, taps, sizes, n) for (s, rest), n in zip(spaces, t.shape[1:-1], strict=True)
+    ]
+    known = [s for s in space if s is not None]
+    order = [d for d in (image, *(s.row for s in known)) if d]
+    used = {s.tap for s in known if s.tap}
+    if len(known) != len(space) or order != rows or used != set(taps):
+        return None
+    if any((sizes.get(s.tap, 1) - 1) * s.dilation > MOST_OFFSET for s in known):
+        return None
+    return Windows(image, tuple(known), channel_rest, sizes[view.channel])
+
+
+def _spatial(
+    steps: Mapping[str, int],
+    first: Expr,
+    rows: list[str],
+    taps: list[str],
+    sizes: Mapping[str, int],
+    extent: int,
+) -> SpatialWindow | None:
+    """One spatial dimension; None where its index is not that of windows."""
+    own_rows, own_taps = [d for d in steps if d in rows], [d for d in steps if d in taps]
+    if len(own_rows) > 1 or len(own_taps) > 1 or len(own_rows) + len(own_taps) != len(steps):
+        return None
+    if any(n < 1 for n in steps.values()) or not isinstance(first, int):
+        return None
+    row, tap = (own_rows or [""])[0], (own_taps or [""])[0]
+    windows = sizes[row] if row else 1
+    return SpatialWindow(row, steps.get(row, 1), windows, tap, steps.get(tap, 1), first, extent)

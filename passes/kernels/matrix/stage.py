@@ -11,7 +11,7 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.matrix.boxes import boxes_of, map_of_boxes, start_of_box
+from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
 from tilewright.passes.kernels.matrix.parameters import ENGINE, WARPGROUPS, MatrixParameters, panel_columns
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
@@ -63,8 +63,10 @@ class Staged:
         name = f"{'ab'[operand]}_tiles"
         align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
         self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
-        self.boxes = boxes_of(view, operand) if plan.transport == ENGINE and swizzled else None
-        self.map = self._map() if self.boxes is not None else None
+        by_engine = plan.transport == ENGINE and swizzled
+        self.boxes = boxes_of(view, operand) if by_engine else None
+        self.windows = windows_of(view, operand) if by_engine and self.boxes is None else None
+        self.map = self._map() if self.boxes is not None or self.windows is not None else None
 
     @property
     def by_engine(self) -> bool:
@@ -72,12 +74,15 @@ class Staged:
         return self.map is not None
 
     def _map(self) -> int | None:
-        """The number of the kernel's tensor map for boxes of the factor; None where there cannot be one."""
-        assert self.boxes is not None
+        """The number of the kernel's tensor map for the factor; None where there cannot be one."""
         value = self.source.value
-        box = (self.major, self.panel)
+        box, row = (self.major, self.panel), self.panel * self.size
         position = list(self.w.inputs).index(value)
-        parameter = map_of_boxes(self.boxes, self.view, position, value.tensor, box, self.panel * self.size)
+        if self.boxes is not None:
+            parameter = map_of_boxes(self.boxes, self.view, position, value.tensor, box, row)
+        else:
+            assert self.windows is not None
+            parameter = self.windows.map(position, value.tensor, *box, row)
         return None if parameter is None else self.w.add_map(parameter)
 
     def _computed_lanes(self, along: str) -> int:
@@ -127,8 +132,11 @@ class Staged:
     def _bring(self, chunk: Expr, slot: Expr) -> None:
         """Let the copy engine bring a chunk, one box for each panel of the tile."""
         w = self.w
-        assert self.boxes is not None
         taps, channel = self._chunk(chunk)
+        if self.windows is not None:
+            self._bring_windows(self.windows, taps, channel, slot)
+            return
+        assert self.boxes is not None
         index = self.batch | taps
         rank = len(self.boxes.outer) + 2
         panels = self.tiles.tensor.shape[1] if self.turned else 1
@@ -141,6 +149,20 @@ class Staged:
                 dst=tuple(map(w.simple, self._at(slot, 0, panel * self.panel))),
                 tile=(1,) * (rank - 2) + (self.major, self.panel),
             )  # fmt: skip
+
+    def _bring_windows(self, windows: Windows, taps: Mapping[str, Expr], channel: Expr, slot: Expr) -> None:
+        """Let the copy engine bring the windows of the tile's rows, of one tap: one copy."""
+        w, outer = self.w, self.view.outer(self.operand)
+        first = w.unravel(self.origin, [self.view.sizes[d] for d in outer])
+        index = self.batch | dict(zip(outer, first, strict=True)) | taps
+        w.b.do(
+            "thread.copy_window", w.inputs[self.source.value], self.tiles,
+            map=self.map,
+            at=tuple(map(w.simple, windows.start(index, channel))),
+            offsets=tuple(map(w.simple, windows.offsets(index))),
+            dst=tuple(map(w.simple, self._at(slot, 0, 0))),
+            tile=(self.major, self.panel),
+        )  # fmt: skip
 
     def round(self, slot: Expr) -> None:
         """Round to TF32, where they lie, the elements of a slot that this thread has copied."""

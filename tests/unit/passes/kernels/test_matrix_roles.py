@@ -78,6 +78,10 @@ def test_any_order_of_threads(seed):
     [
         ((2, (7, 7), 24, 40, 3, 1, "NHWC"), (64, 64, 16, 4, 1, 3), {"blocks": 1}),
         ((1, (9, 8), 64, 16, 3, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {}),
+        ((2, (7, 7), 24, 40, 3, 1, "NHWC"), (64, 64, 16, 4, 1, 3), {"blocks": 1, "transport": "engine"}),
+        ((3, (9, 8), 72, 16, 3, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {"transport": "engine"}),
+        ((3, (9, 8), 72, 16, 1, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {"transport": "engine"}),
+        ((2, (8, 9), 64, 16, 5, 1, "NHWC"), (128, 16, 64, 8, 1, 3), {"blocks": 1, "transport": "engine"}),
     ],
 )
 def test_convolutions_with_epilogues(shape, tiles, more):
@@ -110,14 +114,16 @@ def test_factors_in_either_order_by_the_copy_engine(first, second):
     assert_close(got.astype(np.float64), a @ b.swapaxes(1, 2), "f16")
 
 
-def test_the_engine_brings_what_it_can():
-    """Of a convolution the weights, whose taps are dimensions of their map; threads copy the windows."""
-    kernel = convolution("f16", 2, (7, 7), 24, 40, 3, 1, "NHWC")
+@pytest.mark.parametrize(("channels", "brought"), [(24, True), (20, False)])
+def test_the_engine_brings_what_it_can(channels, brought):
+    """Windows and, with their taps as dimensions of a map, weights; threads copy rows off 16 bytes."""
+    kernel = convolution("f16", 2, (7, 7), channels, 40, 3, 1, "NHWC")
     inputs = inputs_of(kernel)
     func = by_roles(kernel, 64, 64, 16, 4, 1, 3, blocks=1, transport="engine")
     names = [op.name for op in walk(func.body)]
-    assert "thread.copy_tile" in names
-    assert "thread.copy_async" in names
+    assert ("thread.copy_window" in names) is brought
+    assert ("thread.copy_tile" in names) is brought
+    assert ("thread.copy_async" in names) is not brought
     (got,) = run(func, "emulator", inputs).values()
     assert_close(got.astype(np.float64), convolved(*inputs, 3, 1, "NHWC"), "f16")
 
