@@ -359,6 +359,19 @@ static inline void tw_mbarrier_expect(unsigned long long* barrier, int nbytes) {
 static inline void tw_mbarrier_arrive_copies(unsigned long long* barrier) { tw_arrive_copies(barrier); }
 static inline void tw_mbarrier_arrive_warp(unsigned long long* barrier) { tw_arrive_group(barrier, 32); }
 static inline void tw_mbarrier_arrive_warpgroup(unsigned long long* barrier) { tw_arrive_group(barrier, 128); }
+static inline void tw_mbarrier_arrive_at(unsigned long long* barrier, int rank) { tw_arrive((unsigned long long*)tw_in_block(barrier, rank)); }
+template <int blocks>
+static inline void tw_mbarrier_arrive_thread_of(unsigned long long* barrier) {
+    for (int rank = 0; rank < blocks; ++rank) tw_mbarrier_arrive_at(barrier, rank);
+}
+template <int blocks>
+static inline void tw_mbarrier_arrive_warp_of(unsigned long long* barrier) {
+    for (int rank = 0; rank < blocks; ++rank) tw_arrive_group((unsigned long long*)tw_in_block(barrier, rank), 32);
+}
+template <int blocks>
+static inline void tw_mbarrier_arrive_warpgroup_of(unsigned long long* barrier) {
+    for (int rank = 0; rank < blocks; ++rank) tw_arrive_group((unsigned long long*)tw_in_block(barrier, rank), 128);
+}
 
 // -- the copy engine: what a map brings, element by element, when it lands -----------------------------------------
 static inline void tw_prefetch_map(const tw_tensor_map&) {}

@@ -77,7 +77,9 @@ extern "C" void tw_arrive_copies(unsigned long long* barrier) {
 }
 // What the copy engine brings: `act(own)` writes it when it lands, `bytes` count on the barrier.
 extern "C" void tw_transaction(unsigned long long* barrier, int bytes, void (*act)(void*), void* own) {
-    counter_of(barrier).landings.push_back({act, own, bytes});
+    Counter& c = counter_of(barrier);
+    c.landings.push_back({act, own, bytes});
+    if (!c.pending) try_complete(c);  // of another block of the cluster, when all of this one have arrived
 }
 static bool passes(const Fiber& f) { return (counter_of(f.barrier).phase & 1) != (unsigned)f.parity; }
 
@@ -107,7 +109,7 @@ static const char* waits_for(const Fiber& f, char* text, size_t room) {
 [[noreturn]] static void stuck() {
     char text[2048], one[320];
     size_t used = 0;
-    for (unsigned i = 0; i < block_threads; ++i) {
+    for (unsigned i = 0; i < block_threads * cluster_blocks; ++i) {
         const Fiber& f = fibers[i];
         bool first = f.state != DONE;
         for (unsigned j = 0; j < i && first; ++j)
@@ -120,15 +122,20 @@ static const char* waits_for(const Fiber& f, char* text, size_t room) {
     stop("line=-1 text=the block is stuck: %s", text);
 }
 // Threads at a named barrier go on when all of it are there, at the same place.
+static bool meets(unsigned i, unsigned j) {
+    const Fiber &a = fibers[i], &b = fibers[j];
+    return b.state == BARRIER && a.number == b.number && (a.number == CLUSTER || i / block_threads == j / block_threads);
+}
 static bool open_barriers() {
     bool any = false;
-    for (unsigned i = 0; i < block_threads; ++i) {
+    const unsigned threads = block_threads * cluster_blocks;
+    for (unsigned i = 0; i < threads; ++i) {
         const Fiber& first = fibers[i];
         if (first.state != BARRIER) continue;
         int there = 0;
-        for (unsigned j = i; j < block_threads; ++j) {
+        for (unsigned j = i; j < threads; ++j) {
             const Fiber& f = fibers[j];
-            if (f.state != BARRIER || f.number != first.number) continue;
+            if (!meets(i, j)) continue;
             if (f.line != first.line) {
                 running = (int)j;
                 stop("line=%d text=the threads diverge: thread %u waits at the barrier in line %d while thread %u waits "
@@ -136,10 +143,13 @@ static bool open_barriers() {
             }
             ++there;
         }
-        const int number = first.number;
-        if (there != first.threads) continue;
-        for (unsigned j = i; j < block_threads; ++j)
-            if (fibers[j].state == BARRIER && fibers[j].number == number) fibers[j].state = READY;
+        int ended = 0;  // threads of a cluster that have ended count as there
+        for (unsigned j = 0; first.number == CLUSTER && j < threads; ++j) ended += fibers[j].state == DONE;
+        if (there + ended != first.threads) continue;
+        std::vector<unsigned> all;
+        for (unsigned j = i; j < threads; ++j)
+            if (meets(i, j)) all.push_back(j);
+        for (unsigned j : all) fibers[j].state = READY;
         any = true;
     }
     return any;
@@ -147,7 +157,7 @@ static bool open_barriers() {
 // Kernels with roles: returns whether some thread can go on; stops where none can and not all have ended.
 static bool next_of_roles() {
     if (open_barriers()) return true;
-    for (unsigned i = 0; i < block_threads; ++i)
+    for (unsigned i = 0; i < block_threads * cluster_blocks; ++i)
         if (fibers[i].state != DONE) stuck();
     return false;
 }

@@ -25,11 +25,14 @@ static const unsigned char POISON = 0xff;  // a nan in every float type
 // -- where we are, and how a failure is told ------------------------------------------------------------------------
 TwIndex threadIdx, blockIdx;
 static int launch_number = -1, running = -1;
+// Blocks of a cluster run together: fiber b * block_threads + t is thread t of block b.
+static unsigned block_threads, cluster_blocks = 1;
 
 [[noreturn]] static void stop(const char* format, ...) {
     va_list list;
     va_start(list, format);
-    printf("error launch=%d block=%u,%u,%u thread=%d ", launch_number, blockIdx.x, blockIdx.y, blockIdx.z, running);
+    const int thread = running < 0 || !block_threads ? running : running % (int)block_threads;
+    printf("error launch=%d block=%u,%u,%u thread=%d ", launch_number, blockIdx.x, blockIdx.y, blockIdx.z, thread);
     vprintf(format, list);
     printf("\n");
     fflush(stdout);
@@ -138,6 +141,7 @@ static void* fresh_stack(char* end, void (*start)()) {
 static void tw_switch(void** from, void* to) { swapcontext((ucontext_t*)*from, (ucontext_t*)to); }
 #endif
 
+static const int CLUSTER = -1;  // number of the barrier of all threads of a cluster
 enum State { READY, BARRIER, TOGETHER, WAITING, DONE };
 struct Region { void* at; int bytes; };
 struct Copy { void* target; const void* source; int bytes; bool keep; int group; };
@@ -168,7 +172,6 @@ static void* scheduler;
 #ifdef TW_UCONTEXT
 static ucontext_t scheduler_context;
 #endif
-static unsigned int block_threads;
 static void (*entry)(void**);
 static void** entry_args;
 
@@ -296,12 +299,14 @@ extern "C" void tw_store_wait(int pending) {
 // -- one block ---------------------------------------------------------------------------------------------------
 static unsigned long long order_seed;
 static std::vector<int> order;
+static std::vector<TwIndex> places;  // of the blocks of the cluster in the grid
 
 static void shuffle_order() {
-    order.resize(block_threads);
-    for (unsigned i = 0; i < block_threads; ++i) order[i] = i;
+    const unsigned threads = block_threads * cluster_blocks;
+    order.resize(threads);
+    for (unsigned i = 0; i < threads; ++i) order[i] = i;
     if (!order_seed) return;
-    for (unsigned i = block_threads; i > 1; --i) {
+    for (unsigned i = threads; i > 1; --i) {
         order_seed = order_seed * 6364136223846793005ull + 1442695040888963407ull;
         const unsigned j = (unsigned)((order_seed >> 33) % i);
         const int kept = order[i - 1];
@@ -310,7 +315,8 @@ static void shuffle_order() {
 }
 // Runs a warp's common action once all its lanes wait for the same one.
 static void try_together(int thread) {
-    const int first = thread / 32 * 32, count = (int)block_threads - first < 32 ? (int)block_threads - first : 32;
+    const int inside = thread % block_threads / 32 * 32, first = thread / block_threads * block_threads + inside;
+    const int count = (int)block_threads - inside < 32 ? (int)block_threads - inside : 32;
     void* lanes[32];
     for (int i = 0; i < count; ++i) {
         const Fiber &f = fibers[first + i], &start = fibers[first];
@@ -327,7 +333,8 @@ static bool run_ready() {
         if (fibers[thread].state != READY) continue;
         any = true;
         running = thread;
-        threadIdx = {(unsigned)thread, 0, 0};
+        threadIdx = {thread % block_threads, 0, 0};
+        blockIdx = places[thread / block_threads];
         tw_switch(&scheduler, fibers[thread].stack);
         if (fibers[thread].state == TOGETHER) try_together(thread);
     }
@@ -341,7 +348,7 @@ static const char* doing(const Fiber& f, char* text) {
 }
 // All threads are stopped: at the same barrier, at their end, or somewhere that shows a divergence.
 static bool next_phase() {
-    if (!counters.empty()) return next_of_roles();
+    if (!counters.empty() || cluster_blocks > 1) return next_of_roles();
     char one[80], other[80];
     for (unsigned i = 0; i < block_threads; ++i) {
         const Fiber &f = fibers[i], &first = fibers[0];
@@ -359,20 +366,25 @@ static bool next_phase() {
     return true;
 }
 static unsigned char *dynamic_shared, *dynamic_shared_end;
-static unsigned cluster_blocks = 1;
+static size_t shared_stride;  // bytes from the dynamic shared memory of a block of the cluster to the next one's
 extern "C" unsigned int tw_rank() { return running / block_threads; }
+extern "C" unsigned char* tw_dynamic_shared() { return dynamic_shared + tw_rank() * shared_stride; }
+// The same place in the shared memory of another block of the cluster.
 extern "C" void* tw_in_block(const void* place, int rank) {
-    if (rank >= (int)cluster_blocks) stop("line=-1 text=a copy names rank %d of a cluster of %u blocks", rank, cluster_blocks);
-    return (void*)place;
+    if (rank >= (int)cluster_blocks) stop("line=-1 text=rank %d is named in a cluster of %u blocks", rank, cluster_blocks);
+    const long offset = (const unsigned char*)place - tw_dynamic_shared();
+    if (rank != (int)tw_rank() && (offset < 0 || offset >= (long)shared_stride))
+        stop("line=-1 text=what other blocks of the cluster see lies outside of dynamic shared memory");
+    return (unsigned char*)place + (rank - (long)tw_rank()) * (long)shared_stride;
 }
-extern "C" void tw_barrier_of_cluster(int line) { tw_barrier_of(line, 0, (int)block_threads); }
-extern "C" unsigned char* tw_dynamic_shared() { return dynamic_shared; }
+extern "C" void tw_barrier_of_cluster(int line) { tw_barrier_of(line, CLUSTER, (int)(block_threads * cluster_blocks)); }
 
 static void run_block(char* shared_start, char* shared_stop) {
     if (shared_start) memset(shared_start, POISON, shared_stop - shared_start);
     if (dynamic_shared) memset(dynamic_shared, POISON, dynamic_shared_end - dynamic_shared);
-    if (fibers.size() < block_threads) fibers.resize(block_threads);
-    for (unsigned i = 0; i < block_threads; ++i) start_fiber(fibers[i]);
+    const unsigned threads = block_threads * cluster_blocks;
+    if (fibers.size() < threads) fibers.resize(threads);
+    for (unsigned i = 0; i < threads; ++i) start_fiber(fibers[i]);
     counters.clear(), stamps.clear();
     do {
         shuffle_order();

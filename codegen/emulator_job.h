@@ -100,16 +100,25 @@ static void run_launch(const Launch& l) {
     for (tw_tensor_map& m : maps) args.push_back(&m);
     static Buffer shared;
     static size_t held = 0;
+    cluster_blocks = l.cluster[0] * l.cluster[1] * l.cluster[2];
     // It begins where the tiles of warpgroups may, so the guard page is less than 1024 bytes behind its end.
-    if (l.shared > held) shared = guarded(held = (l.shared + 1023) / 1024 * 1024);
-    dynamic_shared = l.shared ? shared.base + held - (l.shared + 1023) / 1024 * 1024 : nullptr;
-    dynamic_shared_end = dynamic_shared + (l.shared + 1023) / 1024 * 1024;
+    shared_stride = (l.shared + 1023) / 1024 * 1024;
+    const size_t all = shared_stride * cluster_blocks;
+    if (all > held) shared = guarded(held = all);
+    dynamic_shared = l.shared ? shared.base + held - all : nullptr;
+    dynamic_shared_end = dynamic_shared + all;
     entry = k.entry, entry_args = args.data(), block_threads = l.block;
     char *start = nullptr, *end = nullptr;
     k.shared(&start, &end);
-    for (unsigned z = 0; z < l.grid[2]; ++z)
-        for (unsigned y = 0; y < l.grid[1]; ++y)
-            for (unsigned x = 0; x < l.grid[0]; ++x) blockIdx = {x, y, z}, run_block(start, end);
+    for (unsigned z = 0; z < l.grid[2]; z += l.cluster[2])
+        for (unsigned y = 0; y < l.grid[1]; y += l.cluster[1])
+            for (unsigned x = 0; x < l.grid[0]; x += l.cluster[0]) {
+                places.clear();
+                for (unsigned k = 0; k < l.cluster[2]; ++k)
+                    for (unsigned j = 0; j < l.cluster[1]; ++j)
+                        for (unsigned i = 0; i < l.cluster[0]; ++i) places.push_back({x + i, y + j, z + k});
+                run_block(start, end);
+            }
     for (const Arg& a : l.args)
         if (a.writes) check_margins(a.buffer);
 }

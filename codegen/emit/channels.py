@@ -7,6 +7,7 @@ for the barrier on which a transaction arrives; the bytes of transactions are su
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.ir.errors import InputError, UnsupportedError
@@ -33,6 +34,7 @@ from tilewright.ir.thread.channel_ops import (
     turn_of,
 )
 from tilewright.ir.thread.role_ops import ROLE, first_threads, issued_by_one, roles_of, threads_of
+from tilewright.ir.thread.tensor_maps import cluster_of
 
 
 def channel_of(e: Emission, value: Value) -> Channel:
@@ -154,12 +156,18 @@ def _channel(e: Emission, op: Op) -> None:
     cuda_roles(e, op)
     channel = channel_of(e, op.result)
     name = e.buffer(op.result).name
-    counts = f"{channel.slots}, {_full_arrivals(channel)}, {_empty_arrivals(channel)}"
+    blocks = _blocks(e, channel)
+    counts = f"{channel.slots}, {_full_arrivals(channel)}, {_empty_arrivals(channel) * blocks}"
     with e.braces(f"if ({e.symbol('tid')} == 0)"):
         e.line(f'{e.need("channel")}<{counts}>(&{name}[0][0], "{channel.name}");')
         for v in channel.buffers:
             held = e.buffer(v).name + "[0]" * v.tensor.rank
             e.line(f"{e.need('channel_holds')}<{channel.slots}>(&{name}[0][0], &{held}, {slot_bytes(v)});")
+
+
+def _blocks(e: Emission, channel: Channel) -> int:
+    """Blocks that fill and free the slots of a channel: those of the cluster, or its own alone."""
+    return prod(cluster_of(e.func)) if channel.clustered else 1
 
 
 def cuda_roles(e: Emission, op: Op) -> None:
@@ -176,8 +184,10 @@ def _role(e: Emission, op: Op) -> None:
     roles = roles_of(e.func)
     first = first_threads(e.func)[op]
     group = WARP * WARPGROUP_WARPS
+    meets_others = any(c.clustered for c in channels_of(e.func))
     if op is roles[0]:
-        e.line(e.dialect.barrier)
+        # Other blocks of the cluster use the barriers too: all meet before the first use and after the last.
+        e.line(f"{e.need('cluster_barrier')}();" if meets_others else e.dialect.barrier)
         e.role_group = e.name("warpgroup")
         e.line(f"const int {e.role_group} = {e.need('warpgroup')}();")
     head = f"if ({e.role_group} < {(first + threads_of(op)) // group})"
@@ -201,6 +211,8 @@ def _role(e: Emission, op: Op) -> None:
             own = f"const int tid = (int)threadIdx.x - {first};"
             e.lines.insert(start, "    " * e.indent + own)
     e.used_symbols = outer | (e.used_symbols - {"tid"})
+    if op is roles[-1] and meets_others:
+        e.line(f"{e.need('cluster_barrier')}();")
 
 
 def _set_registers(e: Emission, role: Op) -> None:
@@ -257,11 +269,13 @@ def _release(e: Emission, op: Op) -> None:
     """One thread arrives for its warpgroup, or its warp. It publishes no data, so the default form serves."""
     value, item = op.operands[0], op.expr("item")
     channel, role = channel_of(e, value), _current(e, op)
-    barrier = empty_barrier(e, value, item)
-    if issued_by_one(role):
+    barrier, blocks = empty_barrier(e, value, item), _blocks(e, channel)
+    by = "thread" if issued_by_one(role) else "warp" if _reads(role, channel).by_threads else "warpgroup"
+    if blocks > 1:
+        e.line(f"{e.need(f'mbarrier_arrive_{by}_of')}<{blocks}>({barrier});")
+    elif by == "thread":
         e.line(f"{e.need('mbarrier_arrive')}({barrier});")
     else:
-        by = "warp" if _reads(role, channel).by_threads else "warpgroup"
         e.line(f"{e.need(f'mbarrier_arrive_{by}')}({barrier});")
 
 

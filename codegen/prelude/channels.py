@@ -149,3 +149,41 @@ FN void NAME(unsigned long long* barrier) {{
         "cuda",
         emulated=True,
     )
+# A block's consumers give a slot back to every block of the cluster that fills it: each has its own barrier,
+# at the same place of its shared memory. The default form again: what was read needs no release.
+helper(
+    "mbarrier_arrive_at",
+    f"""
+FN void NAME(unsigned long long* barrier, int rank) {{
+    asm volatile("{{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }}"
+                 ::"r"({_ADDRESS}), "r"(rank) : "memory");
+}}
+""",
+    "cuda",
+    emulated=True,
+)
+for _name, _sync, _threads in (("warp", "__syncwarp(); ", 32), ("warpgroup", "", 128)):
+    helper(
+        f"mbarrier_arrive_{_name}_of",
+        f"""
+template <int blocks>
+FN void NAME(unsigned long long* barrier) {{
+    const int rank = (int)threadIdx.x % {_threads};
+    {_sync}if (rank < blocks) @mbarrier_arrive_at@(barrier, rank);
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
+helper(
+    "mbarrier_arrive_thread_of",
+    """
+template <int blocks>
+FN void NAME(unsigned long long* barrier) {
+    for (int rank = 0; rank < blocks; ++rank) @mbarrier_arrive_at@(barrier, rank);
+}
+""",
+    "cuda",
+    emulated=True,
+)

@@ -119,6 +119,11 @@ class Channel:
         return bool(self.op["divided"])
 
     @property
+    def clustered(self) -> bool:
+        """True where other blocks of the cluster fill and free slots too."""
+        return self.op["scope"] == "cluster"
+
+    @property
     def buffers(self) -> tuple[Value, ...]:
         return self.op.operands
 

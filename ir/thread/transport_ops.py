@@ -14,8 +14,9 @@ from math import prod
 from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, walk
 from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
+from tilewright.ir.thread.channel_ops import channels_of
 from tilewright.ir.thread.ops import buffer, element
-from tilewright.ir.thread.tensor_maps import MAP, UNIT_BYTES, TensorMap, map_of, maps_of
+from tilewright.ir.thread.tensor_maps import MAP, UNIT_BYTES, TensorMap, cluster_of, map_of, maps_of
 from tilewright.ir.types import TensorType, Type, itemsize
 
 COPY_TILE, COPY_WINDOW, COPY_RUN = "thread.copy_tile", "thread.copy_window", "thread.copy_run"
@@ -166,9 +167,21 @@ def transport_faults(func: Func) -> Iterator[tuple[int, str]]:
     allocs = {o.result: o for o in walk(func.body) if o.name == "thread.alloc"}
     for i, top in enumerate(func.body.ops):
         for op in (top, *(walk(top.body) if top.body is not None else ())):
+            if op.get("to"):
+                yield from ((i, f"{op.name}: {fault}") for fault in _rank_faults(func, op))
             if op.name in (COPY_TILE, COPY_WINDOW, STORE_TILE):
                 for fault in _map_use_faults(func, op, allocs.get(op.operands[op.name != STORE_TILE])):
                     yield i, f"{op.name}: {fault}"
+
+
+def _rank_faults(func: Func, op: Op) -> Iterator[str]:
+    """Faults of a copy to several blocks of the cluster."""
+    ranks, blocks = op.integers("to"), prod(cluster_of(func))
+    if ranks[-1] >= blocks:
+        yield f"expected ranks of a cluster of {blocks} blocks, got {list(ranks)}"
+    for channel in channels_of(func):
+        if op.operands[1] in channel.buffers and not channel.clustered:
+            yield f"expected scope cluster of channel {channel.name}, which other blocks fill"
 
 
 def _map_use_faults(func: Func, op: Op, alloc: Op | None) -> Iterator[str]:

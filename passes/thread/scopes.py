@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tilewright.ir.expr import Expr, symbols
@@ -10,16 +11,19 @@ from tilewright.ir.nodes import Attr, Func, Op
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import Ranges, interval, linear
 from tilewright.ir.thread.role_ops import ROLE, threads_of
+from tilewright.ir.thread.tensor_maps import RANK, cluster_of
 
 #: conjunction of (expression, low, high): low <= expression < high
 Mask = tuple[tuple[Expr, Expr, Expr], ...]
 
 
 def launch_ranges(func: Func) -> dict[str, tuple[int, int]]:
-    """Inclusive ranges of `tid` and `bid.x/y/z` in a kernel."""
+    """Inclusive ranges of `tid` and `bid.x/y/z` in a kernel, and of `rank` where it has clusters."""
     grid: Any = func["grid"]
     block: Any = func["block"]
-    return {"tid": (0, block - 1), **{f"bid.{axis}": (0, n - 1) for axis, n in zip("xyz", grid, strict=True)}}
+    places = {f"bid.{axis}": (0, n - 1) for axis, n in zip("xyz", grid, strict=True)}
+    blocks = prod(cluster_of(func))
+    return {"tid": (0, block - 1), **places} | ({RANK: (0, blocks - 1)} if blocks > 1 else {})
 
 
 def loop_ranges(op: Op, ranges: Ranges) -> dict[str, tuple[int, int]]:

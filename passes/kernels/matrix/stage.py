@@ -154,7 +154,7 @@ class Staged:
         """Let the copy engine bring the windows of the tile's rows, of one tap: one copy."""
         w, outer = self.w, self.view.outer(self.operand)
         first = w.unravel(self.origin, [self.view.sizes[d] for d in outer])
-        index = self.batch | dict(zip(outer, first, strict=True)) | taps
+        index: dict[str, Expr] = {**self.batch, **dict(zip(outer, first, strict=True)), **taps}
         w.b.do(
             "thread.copy_window", w.inputs[self.source.value], self.tiles,
             map=self.map,

@@ -153,6 +153,71 @@ def test_windows_are_the_rows_of_a_convolution(case):
     np.testing.assert_array_equal(got, expected)
 
 
+CLUSTER = """module @m {
+  thread.func @k(%x: f16[256, 64], %y: f16[2, 4, 64, 64], maps = [map<parameter: 0, dtype: "f16",
+      dims: [256, 64], strides: [128], box: [32, 64], swizzle: 128>], grid = [2, 1, 1], block = 256,
+      cluster = [2, 1, 1]) {
+    %tile = thread.alloc(swizzled = true, align = 1024) : f16[2, 64, 64] in shared
+    %ring = thread.channel(%tile, slots = 2, scope = "cluster") : u64[2, 2] in shared
+    thread.role(name = "copy", registers = 40) {
+      thread.loop(var = i, extent = 4) {
+        thread.acquire(%ring, item = i)
+        thread.copy_tile(%x, %tile, map = 0, at = [i * 64 + rank * 32, 0], dst = [i % 2, rank * 32, 0],
+          tile = [32, 64], to = [0, 1])
+        thread.publish(%ring, item = i)
+      }
+    }
+    thread.role(name = "read", registers = 232) {
+      thread.loop(var = i, extent = 4) {
+        thread.receive(%ring, item = i)
+        thread.loop(var = e, extent = 32) {
+          %0 = thread.load(%tile, at = [i % 2, e * 2 + tid // 64, tid % 64]) : f16
+          thread.store(%0, %y, at = [bid.x, i, e * 2 + tid // 64, tid % 64])
+        }
+        thread.release(%ring, item = i)
+      }
+    }
+    thread.return()
+  }
+}
+"""
+
+
+@emulated
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_blocks_of_a_cluster_bring_a_half_each_to_both(seed):
+    x = halves(256, 64)
+    got = run(checked(parse(CLUSTER)), "emulator", [x], seed=seed)["y"]
+    np.testing.assert_array_equal(got, np.stack([x.reshape(4, 64, 64)] * 2))
+
+
+@emulated
+def test_blocks_of_a_cluster_may_copy_each_for_itself():
+    with pytest.raises(InputError, match="expected the tile"):
+        checked(parse(CLUSTER.replace("tile = [32, 64], to", "tile = [64, 64], to")))
+    half = CLUSTER.replace(", to = [0, 1]", "").replace("[32, 64]", "[64, 64]").replace("rank * 32", "0")
+    x = halves(256, 64)
+    np.testing.assert_array_equal(run(checked(parse(half)), "emulator", [x])["y"][1], x.reshape(4, 64, 64))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "clause"),
+    [
+        ("to = [0, 1]", "to = [0, 2]", "expected ranks of a cluster of 2 blocks, got [0, 2]"),
+        (
+            'scope = "cluster"',
+            'scope = "block"',
+            "expected scope cluster of channel ring, which other",
+        ),
+    ],
+)
+def test_faults_between_blocks_are_refused(old, new, clause):
+    assert old in CLUSTER
+    with pytest.raises(InputError) as error:
+        verify(parse(CLUSTER.replace(old, new)))
+    assert clause in str(error.value)
+
+
 STORE = """module @m {{
   thread.func @k(%x: f32[32, 32], %y: f32[40, 48], maps = [map<parameter: 1, dtype: "f32", dims: [40, 48],
       strides: [192], box: [32, 32], swizzle: 128>], grid = [1, 1, 1], block = 128) {{
@@ -242,6 +307,7 @@ def test_tiles_that_leave_their_place_are_refused(old, new, clause):
 def test_the_text_of_every_op_compiles():
     """One kernel of each kind; multicast in a cluster of two, whose blocks bring a half each."""
     both = TEXT.replace("block = 256", "block = 256, cluster = [2, 1, 1]").replace("grid = [1,", "grid = [2,")
+    both = both.replace("slots = 1)", 'slots = 1, scope = "cluster")')
     both = both.replace("1, 32, 64] in", "1, 64, 64] in").replace(
         "dst = [0, 0, 0]", "dst = [0, 32 * rank, 0]"
     )
@@ -250,6 +316,6 @@ def test_the_text_of_every_op_compiles():
     assert "x_map, &ring[0][0], 0, 0, 3, 0x12f0000000000000ull)" in emitted.source
     assert "tw_copy_tile_2d_to_hint(&tile[0][rank * 32][0]" in emitted.source
     assert emitted.cluster == (2, 1, 1)
-    for text in (both, storing(), storing(add=True)):
+    for text in (both, CLUSTER, storing(), storing(add=True)):
         source = emit_cuda(parse(text).funcs[0]).source
         assert not compile_cuda(source).log
