@@ -190,6 +190,8 @@ class _Walk:
                 self.accesses(op)
 
     def holds(self, op: Op) -> bool:
+        if op.operands:
+            raise self.fault("decides by data whether it uses a channel", op)
         return all(
             self.number(low, op) <= self.number(e, op) < self.number(high, op) for e, low, high in mask_of(op)
         )
