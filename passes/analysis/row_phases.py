@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -42,10 +42,14 @@ class Uses:
 
 @dataclass(frozen=True)
 class RowPhases:
-    """The phases of a row kernel and what they read of parameters and maps."""
+    """The phases of a row kernel and what they read of parameters and maps.
+
+    walks: numbers of the phases in order; those of sums of which none depends on another are walked together.
+    """
 
     phases: tuple[Phase, ...]
     uses: Mapping[Value, Uses]
+    walks: tuple[tuple[int, ...], ...]
 
     @property
     def alike(self) -> bool:
@@ -57,10 +61,11 @@ class RowPhases:
         if not self.alike:
             return ()
         last = f"col.{max(len(p.columns) for p in self.phases) - 1}"
+        walk = {number: i for i, numbers in enumerate(self.walks) for number in numbers}
         return tuple(
             v
             for v, u in self.uses.items()
-            if len(u.phases) > 1
+            if len({walk[number] for number in u.phases}) > 1
             and len(u.indices) == 1
             and not u.filled
             and any(last in symbols(e) for at in u.indices for e in at)
@@ -144,7 +149,34 @@ def row_phases(kernel: Func) -> RowPhases | None:
         env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
         env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
         _trace(phase.op, env, number, producers, uses)
-    return RowPhases(tuple(phases), uses)
+    return RowPhases(tuple(phases), uses, _walks(phases, ops))
+
+
+def _walks(phases: Sequence[Phase], ops: Sequence[Op]) -> tuple[tuple[int, ...], ...]:
+    """Sums side by side over the same columns, of which none depends on another, share a walk."""
+    walks: list[tuple[int, ...]] = []
+    after: set[Value] = set()  # what depends on the sums of the latest walk
+    number = {p.op: i for i, p in enumerate(phases)}
+    for op in ops:
+        i = number.get(op)
+        depends = any(v in after for v in op.operands)
+        if i is not None:
+            last = phases[walks[-1][0]] if walks else phases[i]
+            alike = _sums(op) and _sums(last.op) and last.extents() == phases[i].extents()
+            if walks and alike and not depends:
+                walks[-1] = (*walks[-1], i)
+            else:
+                walks.append((i,))
+                after = set()
+        if i is not None or depends:
+            after.update(op.results)
+    return tuple(walks)
+
+
+def _sums(op: Op) -> bool:
+    """Return whether an op is a reduction whose last step is an addition."""
+    ops = op.body.ops if op.name in REDUCING and op.body is not None else ()
+    return len(ops) > 1 and ops[-2].name in ("scalar.add", "scalar.fma")
 
 
 def _trace(

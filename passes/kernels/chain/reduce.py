@@ -124,7 +124,7 @@ class StageReduce:
                     inner[names[-1]] = inner[names[-1]] * self.vec + v
                     self._step(accs, offset, inner, v)
 
-        in_runs(w, self.op, steps, accs, fold)
+        in_runs(w, [self.op], steps, accs, fold)
 
     def _serial(self, accs: list[Value], offset: Index) -> None:
         body, unroll = self.items, {}

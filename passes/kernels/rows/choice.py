@@ -96,7 +96,7 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     if not inner or not read:
         return None
     size = itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype)
-    walks = sum(1 for p in phases.phases if p.columns)
+    walks = sum(1 for numbers in phases.walks if phases.phases[numbers[0]].columns)
     kind, _, number = inner.partition(".")
     if kind == "row":
         wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]

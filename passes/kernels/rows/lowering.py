@@ -125,7 +125,7 @@ class _Rows:
                     for a, x in zip(accs, w.inline(op, [*values, *before], env), strict=True):
                         w.store(x, a, (v,))
 
-        in_runs(w, op, steps, accs, fold)
+        in_runs(w, [op], steps, accs, fold)
 
     def _combine(self, op: Op, part: Value, vec: int) -> None:
         """Merge each thread's lanes, then each row's threads (a tree in shared memory), then the init."""

@@ -18,26 +18,28 @@ from tilewright.passes.kernels.writing.writer import Writer
 LONGEST_CHAIN, SHORTEST_RUN, LONGEST_RUN = 32, 8, 128
 
 
-def run_of(op: Op, steps: int) -> int:
+def run_of(ops: Sequence[Op], steps: int) -> int:
     """Steps whose sum a thread adds to its total at once; all of them where a chain is short or no sum.
 
     A number near the best one that divides `steps`, where there is one.
     """
-    inexact = all(r.tensor.dtype.startswith(("f", "bf")) for r in op.results)
-    if steps <= LONGEST_CHAIN or not inexact or combiner(op) != "scalar.add":
+    inexact = all(r.tensor.dtype.startswith(("f", "bf")) for op in ops for r in op.results)
+    if steps <= LONGEST_CHAIN or not inexact or any(combiner(op) != "scalar.add" for op in ops):
         return steps
     best = min(LONGEST_RUN, max(SHORTEST_RUN, round(sqrt(steps))))
     whole = [n for n in range(max(SHORTEST_RUN, best // 2), min(2 * best, LONGEST_RUN) + 1) if steps % n == 0]
     return min(whole, key=lambda n: abs(n - best), default=SHORTEST_RUN * (best // SHORTEST_RUN))
 
 
-def in_runs(w: Writer, op: Op, steps: int, parts: Sequence[Value], fold: Callable[[int, Expr], None]) -> None:
+def in_runs(
+    w: Writer, ops: Sequence[Op], steps: int, parts: Sequence[Value], fold: Callable[[int, Expr], None]
+) -> None:
     """Write the folds of `steps` steps into `parts`, in runs.
 
     parts: registers, [lanes], which hold the neutral value. fold: writes a loop over that many steps from a
     first one on, into `parts`.
     """
-    run = run_of(op, steps)
+    run = run_of(ops, steps)
     if run == steps:
         fold(steps, 0)
         return

@@ -70,14 +70,16 @@ class RowWalks(ABC):
     def lower(self) -> Func:
         """The thread-level function."""
         w = self.w
-        for number, phase in enumerate(self.phases):
-            with w.b.at(phase.op.loc):
-                self.begin(number)
-                if phase.op.name in REDUCING:
-                    self._reduce(number, phase)
-                for r in phase.op.results:
-                    if r in w.outputs:
-                        self._store(number, phase, r)
+        for walk in self.row_phases.walks:
+            with w.b.at(self.phases[walk[0]].op.loc):
+                for number in walk:
+                    self.begin(number)
+                if self.phases[walk[0]].op.name in REDUCING:
+                    self._reduce(walk)
+                for number in walk:
+                    for r in self.phases[number].op.results:
+                        if r in w.outputs:
+                            self._store(number, self.phases[number], r)
         return w.finish()
 
     # -- how threads lie on rows -----------------------------------------------------------------------------
@@ -139,32 +141,42 @@ class RowWalks(ABC):
         point = w.simple(step * self.width + self.lane)
         return (*self.valid(), *w.below(point, prod(shape))), w.unravel(point, shape)
 
-    def _reduce(self, number: int, phase: Phase) -> None:
-        w, op = self.w, phase.op
-        name = combiner(op)
-        if name is None:
-            raise UnsupportedError("this reduction has no combiner; it needs whole rows", where=op.loc)
-        start, first = neutral(op), first_of(op)
-        dtype = op.result.tensor.dtype
-        part = w.alloc((self.vec,), dtype, "reg", "part")
-        with self.elements(phase, whole=False) as v:
-            w.store(w.b.const(start, dtype), part, (v,))
+    def _reduce(self, walk: Sequence[int]) -> None:
+        """Reduce the rows in the phases of these numbers, which walk along the same columns."""
+        w = self.w
+        phases = [self.phases[number] for number in walk]
+        names = [combiner(phase.op) for phase in phases]
+        parts = []
+        for phase, name in zip(phases, names, strict=True):
+            if name is None:
+                raise UnsupportedError(
+                    "this reduction has no combiner; it needs whole rows", where=phase.op.loc
+                )
+            dtype = phase.op.result.tensor.dtype
+            part = w.alloc((self.vec,), dtype, "reg", "part")
+            with self.elements(phase, whole=False) as v:
+                w.store(w.b.const(neutral(phase.op), dtype), part, (v,))
+            parts.append(part)
 
         def fold(count: int, from_step: Expr) -> None:
             with self.walk(count, reads=True) as within:
                 step = within if from_step == 0 else w.simple(from_step + within)
-                mask, column = self.step_at(phase, step)
+                mask, column = self.step_at(phases[0], step)
                 with w.when(mask):
-                    self.fetch(number, column)
-                    with self.elements(phase, whole=False) as v:
-                        self._fold(number, column, (step, v), part)
+                    for number, phase, part in zip(walk, phases, parts, strict=True):
+                        self.fetch(number, column)
+                        with self.elements(phase, whole=False) as v:
+                            self._fold(number, column, (step, v), part)
 
-        steps = self.steps(phase)
+        steps = self.steps(phases[0])
         if self.reused:  # registers of kept values are named by steps
             fold(steps, 0)
         else:
-            in_runs(w, op, steps, [part], fold)
-        self.totals[op.result] = self.merged(name, part, None if first == start else first)
+            in_runs(w, [phase.op for phase in phases], steps, parts, fold)
+        for phase, name, part in zip(phases, names, parts, strict=True):
+            first = first_of(phase.op)
+            last = None if first == neutral(phase.op) else first
+            self.totals[phase.op.result] = self.merged(str(name), part, last)
 
     def _fold(self, number: int, column: Index, at: Index, part: Value) -> None:
         """Fold the element at (step, v) of a reduction into this thread's part."""

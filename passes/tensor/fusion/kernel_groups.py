@@ -4,7 +4,8 @@ A map joins the kernel that produces one of its operands when each point reads o
 (identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose
 only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout. Communications
 are groups of their own and keep their order, which must be that of the other ranks. Maps that only lead to
-new values of state share a kernel where they share its domain: state is read and written once.
+new values of state share a kernel where they share its domain: state is read and written once. In training
+steps, sums over the same points of what they both read do, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from math import prod
 
-from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
@@ -37,6 +39,8 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
 #: bytes of the longest row that one block keeps: the registers of a multiprocessor
 MAX_ROW_BYTES = 256 << 10
+#: rows that are fewer than the multiprocessors of a large GPU by far
+FEW_ROWS = 64
 #: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
 #: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
 #: so of a large GPU
@@ -102,6 +106,7 @@ class _Builder:
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(func.body.ops[-1].operands)
         self.updating = _updating(func, self.readers)
+        self.training = bool(func.updates)
         self.forward = ops_before_boundary(func)
         self.communicated: KernelGroup | None = None  # the latest communication
 
@@ -111,6 +116,8 @@ class _Builder:
     def place(self, op: Op) -> None:
         updates = self.fuse and op in self.updating
         host = self._update(op) if updates else self._host(op) if self.fuse else None
+        if host is None and self.fuse and self.training:
+            host = self._beside(op)
         if host is None:
             host = KernelGroup(len(self.result.groups), op, [])
             self.result.groups.append(host)
@@ -123,7 +130,11 @@ class _Builder:
             self._absorb_operands(op, host)
 
     def _add(self, op: Op, host: KernelGroup) -> None:
-        host.ops.append(op)
+        if op.name == "tensor.reduce" and not any(r in op.operands for o in host.ops for r in o.results):
+            last = max((i for i, o in enumerate(host.ops) if o.name in REDUCING), default=-1)
+            host.ops.insert(last + 1, op)  # beside the sums, before what depends on them
+        else:
+            host.ops.append(op)
         for r in op.results:
             self.result.source[r] = host
         needed = self._needs(op, host)
@@ -155,6 +166,36 @@ class _Builder:
             if acyclic and self._fits(op, g):
                 return g
         return None
+
+    def _beside(self, op: Op) -> KernelGroup | None:
+        """The latest group of a sum over the same points that reads, of one source at least, what this does.
+
+        A source is a large value, or what a kernel makes: parts of sums that one kernel makes are added up by
+        one kernel.
+        """
+        if op.name != "tensor.reduce" or len(op.results) != 1:
+            return None
+        sources, points = self._sources(op), _extents(op)
+        for g in reversed(self.result.groups):
+            if not g.rows or not g.ops or len(g.anchor.results) != 1 or _extents(g.anchor) != points:
+                continue
+            phase = (g.anchor in self.forward) == (op in self.forward)
+            shared = phase and sources & self._sources(g.anchor)
+            if shared and not self._needs(op, g) & (1 << g.number):
+                return g
+        return None
+
+    def _sources(self, op: Op) -> set[tuple[object, tuple[Expr, ...]]]:
+        """What an op reads that is as large as its domain, and where, by the places of its dimensions."""
+        place: dict[str, Expr] = {d: Sym(f"d{i}") for i, d in enumerate(domain(op))}
+        out: set[tuple[object, tuple[Expr, ...]]] = set()
+        for v, at in zip(op.operands, reads(op), strict=True):
+            if len({d for e in at for d in symbols(e)}) == len(place):
+                g = self.group_of(v)
+                small = g is not None and v.tensor.nbytes <= SMALL_BYTES
+                source: object = g.number if g is not None and small else self.result.resolve(v)
+                out.add((source, tuple(substitute(e, place) for e in at)))
+        return out
 
     def _update(self, op: Op) -> KernelGroup | None:
         """The group of the state that this map updates, with all groups that the map reads of joined to it.
@@ -229,7 +270,7 @@ class _Builder:
         if op.name == "tensor.gather":
             return self._gather_fits(op, g, inside)
         if g.rows:
-            return _fits_rows(op, g)
+            return _fits_rows(op, g) and not (self.training and _has_few_rows(op, g))
         if op.name != "tensor.map" or g.anchor.name in ORDERED or tuple(dims(op, "par").values()) != g.shape:
             return False
         return all(identity_read(op, i) and fills(op)[i] is None for i in inside)
@@ -358,6 +399,19 @@ def _fits_rows(op: Op, g: KernelGroup) -> bool:
     return not few and any(
         _wide(dims(o, "red")) == _wide(columns) for o in g.ops if o.name == "tensor.reduce"
     )
+
+
+def _has_few_rows(op: Op, g: KernelGroup) -> bool:
+    """Return whether a map writes a large array along rows that are fewer than blocks run at once.
+
+    As the normalisation of a batch of images per colour: its sums may be cut into parts, the map may not.
+    """
+    size = sum(r.tensor.nbytes for r in op.results)
+    return op.name == "tensor.map" and prod(g.shape) < FEW_ROWS and size > WALKED_BYTES // 4
+
+
+def _extents(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return _wide(dims(op, "par")), _wide(dims(op, "red"))
 
 
 def _lies_across(op: Op, columns: Mapping[str, int]) -> bool:

@@ -69,7 +69,7 @@ def test_runs_of_steps(combines, inexact, steps):
         tensor.return(%0)
       }}
     }}""").main
-    run = run_of(func.body.ops[0], steps)
+    run = run_of([func.body.ops[0]], steps)
     if steps <= LONGEST_CHAIN or combines == "max" or not inexact:
         assert run == steps  # nothing is gained
     else:

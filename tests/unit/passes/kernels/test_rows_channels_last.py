@@ -13,6 +13,7 @@ from tilewright.costmodel import RowReduceProblem, load_hardware
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Pairs, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.analysis.row_phases import row_phases
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
 
 _ADD = "{ ^(%a: f32, %acc: f32) %m = scalar.add(%a, %acc) : f32 scalar.yield(%m) }"
@@ -26,6 +27,28 @@ POOL = f"""module @net {{
     tensor.return(%1)
   }}
 }}"""
+
+
+def moments(layout):
+    """Sum, sum of products and sum of squares about the mean of each channel, as one kernel."""
+    shape, at = ("6, 10, 12", "n, y, c") if layout == "last" else ("12, 60", "c, n")
+    red = "n: 6, y: 10" if layout == "last" else "n: 60"
+    return f"""module @net {{
+      tensor.func @k(%x: f32[{shape}], %g: f32[{shape}]) -> f32[12], f32[12], f32[12] {{
+        %0 = tensor.reduce(%x, par = (c: 12), red = ({red}), reads = [[{at}]]) : f32[12] {_ADD}
+        %1 = tensor.reduce(%x, %g, par = (c: 12), red = ({red}), reads = [[{at}], [{at}]]) : f32[12] {{
+          ^(%a: f32, %b: f32, %acc: f32) %m = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%m) }}
+        %2 = tensor.reduce(%x, %0, par = (c: 12), red = ({red}), reads = [[{at}], [c]]) : f32[12] {{
+          ^(%a: f32, %s: f32, %acc: f32)
+          %n = scalar.const(value = 60.0, dtype = "f32") : f32 %q = scalar.div(%s, %n) : f32
+          %d = scalar.sub(%a, %q) : f32 %m = scalar.fma(%d, %d, %acc) : f32 scalar.yield(%m) }}
+        tensor.return(%0, %1, %2)
+      }}
+      tensor.func @main(%x: f32[{shape}], %g: f32[{shape}]) -> f32[12], f32[12], f32[12] {{
+        %0, %1, %2 = tensor.call(%x, %g, callee = @k) : f32[12], f32[12], f32[12]
+        tensor.return(%0, %1, %2)
+      }}
+    }}"""
 
 
 def kernels(text, kind, params, target):
@@ -65,6 +88,25 @@ def test_rows_side_by_side_on_opencl(params):
 )
 def test_rows_side_by_side_on_cuda_text(text, params):
     agrees(text, "rows_across", params, "emulator")
+
+
+@pytest.mark.parametrize("target", [pytest.param("emulator", marks=pytest.mark.emulator), "opencl"])
+@pytest.mark.parametrize(
+    ("layout", "kind", "params"),
+    [("last", "rows_across", (8, 4, 4)), ("first", "rows_kept", (8, 4, 4)), ("first", "rows", (4, 8, 2))],
+    ids=str,
+)
+def test_sums_walk_together(layout, kind, params, target):
+    if target == "opencl" and kind == "rows_kept":
+        params = (1, 32, 4)  # work-items exchange nothing but what is in memory
+    agrees(moments(layout), kind, params, target)
+
+
+def test_independent_sums_are_one_walk():
+    func = parse(moments("last")).funcs[0]
+    assert row_phases(func).walks == ((0, 1), (2,))
+    source = source_of(moments("last"), "rows_across", (8, 4, 4))
+    assert source.count("for (int s") == 2
 
 
 def source_of(text, kind, params):
