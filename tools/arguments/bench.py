@@ -24,6 +24,8 @@ SUITES: Mapping[str, tuple[str, ...]] = {
     "classic": ("resnet18", "mobilenet", "squeezenet", "vgg16", "dqn", "mlp"),
     "recurrent": ("lstm", "pt_bilstm", "pt_bigru"),
 }
+#: batches of suites and of training rows that have none of their own
+BATCHES = (1, 8, 64)
 #: kernels that are timed alone; those without products move more bytes than any L2 cache of a GPU holds
 KERNELS = ("gemm", "attention", "causal", "pointwise", "norm", "softmax", "pool", "depthwise")
 #: extents of square products
@@ -38,6 +40,7 @@ def add_bench(sub: Sub) -> None:
     """Register the command."""
     p = sub.add_parser("bench", help="time networks beside PyTorch: batches x precisions x peers")
     _add_what(p)
+    _add_instead(p)
     _add_ours(p)
     p.add_argument("--rounds", type=_COUNT, default=10, help="rounds, all contenders in each (default 10)")
     p.add_argument("--replays", type=_COUNT, default=10, help="timed runs per round at most (default 10)")
@@ -59,6 +62,18 @@ def add_bench(sub: Sub) -> None:
     )
     p.add_argument("--seed", type=SEED, default=0, help="seed of the inputs")
     p.add_argument("--json", metavar="FILE", help="write all results, after every row")
+    p.add_argument("--markdown", metavar="FILE", help="write the tables at the end")
+    p.add_argument(
+        "--only-compile",
+        metavar="FOLDER",
+        help="measure nothing: compile the rows, on a machine without a GPU with --target cuda:sm_90a, and "
+        "keep their kernels in this folder",
+    )
+    p.add_argument(
+        "--compiled",
+        metavar="FOLDER",
+        help="take kernels that --only-compile kept, so that the GPU waits for none",
+    )
     p.add_argument("--plot", metavar="FILE.svg", help="draw the ratios (needs matplotlib)")
     p.set_defaults(action="training_bench.dispatch:run_bench")
 
@@ -73,10 +88,14 @@ def _add_what(p: CommandParser) -> None:
         nargs="+",
         type=_COUNT,
         metavar="N",
-        help="batch sizes, the first extents of all inputs (default 1; with --shape as the shapes say)",
+        help="batch sizes, the first extents of all inputs (default 1, of suites and --foreign 1 8 64; with "
+        "--shape as the shapes say)",
     )
     p.add_argument(
-        "--precision", nargs="+", default=["fp32"], choices=get_args(Precision), help="default fp32"
+        "--precision",
+        nargs="+",
+        choices=get_args(Precision),
+        help="default fp32; with --foreign fp32 tf32 fp16, with --train tf32 bf16 fp32",
     )
     p.add_argument(
         "--peers",
@@ -91,6 +110,10 @@ def _add_what(p: CommandParser) -> None:
         action="store_true",
         help="compile peers in every variant (default: in the one that is fastest without compiling)",
     )
+
+
+def _add_instead(p: CommandParser) -> None:
+    """Options that name what is timed in place of networks from files."""
     p.add_argument(
         "--kernels",
         nargs="*",
@@ -103,6 +126,21 @@ def _add_what(p: CommandParser) -> None:
         nargs="*",
         metavar="ROW",
         help="time whole training steps instead: rows such as resnet50_b64 (without names all of them)",
+    )
+    p.add_argument(
+        "--foreign",
+        nargs="*",
+        metavar="NAME",
+        help="time networks that nothing here was tuned for instead: the suite of docs/foreign.md (without "
+        "names all of them)",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(needs=("--foreign",)),
+        "--drawn",
+        type=SEED,
+        metavar="SEED",
+        help="ten more networks, which this seed draws",
     )
     p.add_scoped(
         p,

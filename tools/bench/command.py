@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 from tilewright.devices.targets import Target, device_name, resolve_target
 from tilewright.ir import InputError, TilewrightError, WorkError
 from tilewright.measuring.budget import budget_seconds
-from tilewright.tools.arguments.bench import KERNELS
+from tilewright.runtime.atomic_file import write_atomically
+from tilewright.tools.arguments.bench import BATCHES, KERNELS
 from tilewright.tools.bench.clocks import processor_name
 from tilewright.tools.bench.comparison import (
     ExactReference,
@@ -23,6 +23,7 @@ from tilewright.tools.bench.comparison import (
     compare_kernel,
     compare_network,
 )
+from tilewright.tools.bench.compiled import use_compiled
 from tilewright.tools.bench.document import Document
 from tilewright.tools.bench.kernel_cases import kernel_cases
 from tilewright.tools.bench.networks import network_paths
@@ -30,37 +31,50 @@ from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.rows import Row, one_line
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
-from tilewright.tools.bench.waves import rows_in_waves
+from tilewright.tools.bench.waves import Turn, Waves
 from tilewright.tools.commands.network import passes_of
 
 #: whether libraries may compete, by variant of ours
 LIBRARIES = {"on": {"": True}, "off": {"": False}, "both": {"": True, "no libraries": False}}
 
 
-def run_bench(a: argparse.Namespace) -> None:
-    """Compare row by row; raises WorkError at the end where a result was wrong."""
+#: the rows of networks, for how they are compared
+RowsOf = Callable[[argparse.Namespace, tuple[str, ...], Settings], Iterator[Row]]
+
+
+def run_bench(a: argparse.Namespace, rows_of: RowsOf | None = None) -> None:
+    """Compare row by row; raises WorkError at the end where a result was wrong.
+
+    rows_of: rows of other networks than those that `a` names by files.
+    """
     end = time.monotonic() + a.time_limit
     _check(a)
+    use_compiled(a)
     target = resolve_target(a.target)
     device = "cuda" if target.kind == "cuda" else "cpu"
     peers = check_peers(a.peers, device)
-    named = a.kernels is None or a.networks or a.suite
+    named = rows_of is None and (a.kernels is None or a.networks or a.suite)
     paths = network_paths(a.networks, a.suite, Path(a.folder)) if named else []
     cases = [] if a.kernels is None else kernel_cases(a.kernels or KERNELS, a.sizes, a.precision)
+    if a.only_compile:
+        peers = ()
     _check_device(a, peers, device)
-    settings = _settings(a, peers, device, lambda: end - time.monotonic())
+    settings = settings_of(a, peers, device, lambda: end - time.monotonic())
     protocol = _protocol(a, peers, target)
     document = Document(protocol, a.json)
     print(f"on {protocol['device']}", flush=True)
     try:
-        for row in _network_rows(a, peers, paths, settings):
+        for row in rows_of(a, peers, settings) if rows_of else _network_rows(a, peers, paths, settings):
             document.add(row)
             print(row_text(row), flush=True)
         for case in cases:
             document.add_kernel(compare_kernel(case, settings))
             print(kernel_text(document.kernels[-1]), flush=True)
     finally:
-        print(document_text(document.data()))
+        text = document_text(document.data())
+        print(text)
+        if a.markdown:
+            write_atomically(a.markdown, text + "\n")
         if a.plot:
             write_plot(document.data(), a.plot)
     wrong = [
@@ -75,9 +89,9 @@ def run_bench(a: argparse.Namespace) -> None:
 def _network_rows(
     a: argparse.Namespace, peers: tuple[str, ...], paths: Sequence[Path], settings: Settings
 ) -> Iterator[Row]:
-    batches: Sequence[int | None] = a.batch or ([None] if a.shape else [1])
+    batches: Sequence[int | None] = a.batch or ([None] if a.shape else BATCHES if a.suite else [1])
     options = (tuple(a.shape), tuple(a.constant))
-    if a.jobs > 1:
+    if apart(a, peers, settings.device):
         ends_at = time.time() + settings.left_s()
         requests = [
             _Request(NetworkCase(path, batch, precision, *options), a, peers, settings.device, ends_at)
@@ -85,7 +99,7 @@ def _network_rows(
             for precision in a.precision
             for path in paths
         ]
-        yield from rows_in_waves(_row_of_request, requests, a.jobs, _lost_row)
+        yield from Waves(_row_of_request, _lost_row, _Request.without, settings.left_s).rows(requests, a.jobs)
         return
     for path in paths:
         module = NetworkCase(path, None, "fp32", *options).module()
@@ -94,6 +108,12 @@ def _network_rows(
             for precision in a.precision:
                 case = NetworkCase(path, batch, precision, *options)
                 yield compare_network(case, module, references[batch], settings)
+
+
+def apart(a: argparse.Namespace, peers: tuple[str, ...], device: str) -> bool:
+    """Whether every row has a process of its own: where several are prepared at once, and where a peer may
+    take its process with it."""
+    return a.jobs > 1 or (device == "cuda" and bool(peers))
 
 
 @dataclass(frozen=True)
@@ -106,15 +126,20 @@ class _Request:
     device: str
     ends_at: float
 
+    def without(self, peer: str) -> _Request:
+        """The same row without a peer, given with its variant."""
+        return replace(self, peers=tuple(p for p in self.peers if p != peer.partition(" ")[0]))
 
-def _row_of_request(request: _Request, turn: Callable[[], AbstractContextManager[None]]) -> Row:
-    settings = _settings(
+
+def _row_of_request(request: _Request, turn: Turn) -> Row:
+    settings = settings_of(
         request.arguments, request.peers, request.device, lambda: request.ends_at - time.time()
     )
     try:
         module = request.case.module()
         reference = ExactReference(module, batched=request.case.batch is not None)
-        return compare_network(request.case, module, reference, replace(settings, turn=turn))
+        own = replace(settings, turn=turn, doing=turn.doing)
+        return compare_network(request.case, module, reference, own)
     except TilewrightError as e:
         return _lost_row(request, one_line(e))
 
@@ -153,9 +178,10 @@ def _check_device(a: argparse.Namespace, peers: tuple[str, ...], device: str) ->
 _PACKAGES_OF = frozenset({"onnxruntime"})
 
 
-def _settings(
+def settings_of(
     a: argparse.Namespace, peers: tuple[str, ...], device: str, left_s: Callable[[], float]
 ) -> Settings:
+    """How rows are compared, as the arguments say."""
     options = {
         "target": a.target,
         "tune": a.tune,
@@ -175,6 +201,7 @@ def _settings(
         left_s=left_s,
         all_variants=a.all_variants,
         device=device,
+        measure=not a.only_compile,
     )
 
 
@@ -195,6 +222,7 @@ def _protocol(a: argparse.Namespace, peers: tuple[str, ...], target: Target) -> 
         "libraries": a.libraries,
         "streams": a.streams or "default",
         "seed": a.seed,
+        "compiled": a.compiled,
         "shapes": a.shape,
         "constants": a.constant,
     }

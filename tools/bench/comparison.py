@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+import tilewright as tw
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import Module
 from tilewright.running.checking import largest_error, relative_error
@@ -50,6 +52,10 @@ class Settings:
     #: around the timing of everybody, after all are set up and checked: where several comparisons are
     #: prepared at once, each waits here until it is the only one that works
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
+    #: is told which peer is being prepared, and within how many seconds
+    doing: Callable[[str, float], None] = lambda what, limit_s: None
+    #: whether anything is run; else rows are compiled, for devices that are somewhere else
+    measure: bool = True
 
 
 class Exact(Protocol):
@@ -76,10 +82,12 @@ def compare(
     settings: Settings,
     set_up: Callable[[Peers], Entrants],
 ) -> Row:
-    """`status` (ok or wrong), rows of `ours` and of `peers`, the better peer and ratios.
+    """`status` (ok, wrong or compiled), rows of `ours` and of `peers`, the better peer and ratios.
 
     Who is wrong is not timed. Raises what compiling raises.
     """
+    if not settings.measure:
+        return _compiled_row(module, precision, settings)
     limit = TOLERANCE[precision]
     with Peers(
         settings.peers,
@@ -89,6 +97,7 @@ def compare(
         limit_s=settings.peer_limit_s,
         left_s=settings.left_s,
         all_variants=settings.all_variants,
+        doing=settings.doing,
     ) as peers:
         everyone: list[Contender] = []
         try:
@@ -115,6 +124,18 @@ def compare(
                 c.close()
     own, rest = rows[: len(settings.ours)], rows[len(settings.ours) :]
     return _as_row(own, [*rest, *peers.failures], judged(own, rest[:others]))
+
+
+def _compiled_row(module: Module, precision: str, settings: Settings) -> Row:
+    """The row of a network that is compiled only."""
+    rows = []
+    for variant, options in settings.ours.items():
+        begin = time.perf_counter()
+        with tw.compile(module, progress=False, **{"precision": precision, **options}) as exe:
+            facts = {"launches": len(exe.plan.launches), "kernels": len(exe.plan.kernels)}
+        seconds = round(time.perf_counter() - begin, 3)
+        rows.append({"peer": Ours.peer, "variant": variant, "prepare_s": seconds, **facts})
+    return {"status": "compiled", "ratio": None, "ours": rows, "peers": []}
 
 
 def _as_row(ours: Sequence[Row], peers: Sequence[Row], ratios: Row) -> Row:
@@ -212,10 +233,10 @@ def compare_kernel(case: KernelCase, settings: Settings) -> Row:
         stored, entrants = _as_stored(case, settings), _entrants(case, inputs)
         return _with_rates(case, compare(module, inputs, case.precision, FirstRows(case), stored, entrants))
 
-    return _guarded(row, settings, compared)
+    return guarded(row, settings, compared)
 
 
-def _guarded(row: Row, settings: Settings, compared: Callable[[], Row]) -> Row:
+def guarded(row: Row, settings: Settings, compared: Callable[[], Row]) -> Row:
     """The row with what a comparison gives; a fault is a row with a reason, and the other rows go on."""
     if settings.left_s() <= 0:
         return row | {"status": "failed", "reason": "the time limit was over"}
@@ -302,4 +323,4 @@ def compare_network(case: NetworkCase, imported: Module, reference: Exact, setti
 
         return compare(module, inputs, case.precision, reference, settings, entrants)
 
-    return _guarded(row, settings, compared)
+    return guarded(row, settings, compared)

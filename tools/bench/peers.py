@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from tilewright.tools.bench.torch_contenders import (
     VARIANTS,
     Clock,
     TorchContender,
+    TorchNetwork,
     torch_contender,
     torch_flags,
     torch_inputs,
@@ -81,6 +83,7 @@ class Peers:
     """A context with PyTorch's flags set for one precision.
 
     device: cuda or cpu. `clock` is None where PyTorch has no GPU, and on a CPU where there are no peers.
+    doing: is told which peer is being prepared, and within how many seconds; an empty name when none is.
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class Peers:
         limit_s: float,
         left_s: Callable[[], float],
         all_variants: bool = False,
+        doing: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
+        self._doing = doing
         self._names, self._precision, self._limit_s, self._left_s = names, precision, limit_s, left_s
         self._all_variants = all_variants
         self._torch = gpu_torch() if device == "cuda" else cpu_torch() if names else None
@@ -126,28 +131,39 @@ class Peers:
             self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
 
     def contenders(self, module: Module, inputs: Sequence[np.ndarray]) -> list[TorchContender]:
-        """Every peer in every variant that could be set up; the others are in `failures`.
-
-        Peers that compile are set up in the variant that was fastest without compiling, unless all were asked
-        for: compiling takes most of a benchmark's time.
-        """
-        made: list[TorchContender] = []
+        """Every peer in every variant of a module that could be set up; the others are in `failures`."""
         try:
             variants = variants_of(module) if self._names else ()
         except UnsupportedError as e:
             self.failures += [{"peer": p, "variant": "", "reason": one_line(e)} for p in self._names]
-            return made
+            return []
+        return self.contenders_of(variants, partial(self._traced, module, inputs))
+
+    def contenders_of(
+        self, variants: Sequence[str], network_of: Callable[[str], TorchNetwork]
+    ) -> list[TorchContender]:
+        """Every peer in every variant that could be set up; the others are in `failures`.
+
+        network_of: PyTorch's network in a variant, on the clock's device and in the precision's types. Peers
+        that compile are set up in the variant that was fastest without compiling, unless all were asked for:
+        compiling takes most of a benchmark's time.
+        """
+        made: list[TorchContender] = []
         compiled = [p for p in self._names if PEERS[p].mode is not None]
         for variant in variants:
             for peer in self._names:
                 if peer not in compiled:
                     with self.noting_failures(peer, variant):
-                        made.append(self._set_up(peer, variant, module, inputs))
+                        made.append(self._set_up(peer, variant, network_of))
         for variant in variants if self._all_variants or not made else [_fastest(made)]:
             for peer in compiled:
                 with self.noting_failures(peer, variant):
-                    made.append(self._set_up(peer, variant, module, inputs))
+                    made.append(self._set_up(peer, variant, network_of))
         return made
+
+    def _traced(self, module: Module, inputs: Sequence[np.ndarray], variant: str) -> TorchNetwork:
+        assert self.clock is not None
+        return torch_network(self.clock, module, inputs, self._precision, variant)
 
     def kernel_contenders(
         self, call: Callable[[Any, Sequence[Any]], Any], inputs: Sequence[np.ndarray]
@@ -173,13 +189,14 @@ class Peers:
             return [TorchContender("copy", "", self.clock, lambda: [target.copy_(source)], 0.0)]
         return []
 
-    def _set_up(
-        self, peer: str, variant: str, module: Module, inputs: Sequence[np.ndarray]
-    ) -> TorchContender:
+    def _set_up(self, peer: str, variant: str, network_of: Callable[[str], TorchNetwork]) -> TorchContender:
         if self.clock is None:
             raise InputError("PyTorch is not installed, or does not see the device")
         limit = min(self._limit_s, self._left_s())
         if limit <= 0:
             raise InputError("the time of the whole run was over")
-        network = torch_network(self.clock, module, inputs, self._precision, variant)
-        return torch_contender(peer, network, self.clock, limit)
+        self._doing(f"{peer} {variant}".strip(), limit)
+        try:
+            return torch_contender(peer, network_of(variant), self.clock, limit)
+        finally:
+            self._doing("", math.inf)

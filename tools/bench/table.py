@@ -14,10 +14,16 @@ def row_text(row: Row) -> str:
     head = f"{row['network']:<20} batch {row['batch']:<4} {row['precision']:<5}"
     if row["status"] == "failed":
         return f"{head} failed: {row['reason']}"
+    if row["status"] == "compiled":
+        (ours, *_) = row["ours"]
+        sizes = f"{ours['kernels']} kernels, {ours['launches']} launches"
+        return f"{head} compiled in {ours['prepare_s']:.1f} s: {sizes}"
     parts = [head]
     for ours in row["ours"]:
         parts.append(f"{ours['variant'] or 'tilewright'} {_spread(ours)}")
-    parts += [f"{name} {_number(r['median_ms'])}" for name, r in fastest_by_peer(row["peers"]).items()]
+    parts += [
+        f"{name} {milliseconds_text(r['median_ms'])}" for name, r in fastest_by_peer(row["peers"]).items()
+    ]
     parts += [f"{r['peer']} {r['variant']}: {r['reason'][:60]}" for r in row["peers"] if "reason" in r]
     if row["ratio"] is not None:
         parts.append(f"{row['ratio']:.2f}x of {row['best_peer']}")
@@ -33,12 +39,12 @@ def network_table(rows: Sequence[Row]) -> str:
     lines = markdown_head(head)
     for row in rows:
         cells = [row["network"], str(row["batch"]), row["precision"]]
-        if row["status"] == "failed":
-            cells += [row["reason"], *[""] * (len(peers) + 1)]
+        if row["status"] in ("failed", "compiled"):
+            cells += [row.get("reason", "compiled"), *[""] * (len(peers) + 1)]
         else:
             fastest = fastest_by_peer(row["peers"])
-            cells.append(_number(row["ours"][0].get("median_ms")))
-            cells += [_number(fastest[p]["median_ms"]) if p in fastest else "-" for p in peers]
+            cells.append(milliseconds_text(row["ours"][0].get("median_ms")))
+            cells += [milliseconds_text(fastest[p]["median_ms"]) if p in fastest else "-" for p in peers]
             cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
         lines.append(markdown_row(cells))
     return "\n".join(lines)
@@ -51,7 +57,7 @@ def kernel_text(row: Row) -> str:
         return f"{head} failed: {row['reason']}"
     parts = [head, *(f"{r['variant'] or 'tilewright'} {_spread(r)} {_rate(r)}" for r in row["ours"])]
     peers = fastest_by_peer(row["peers"])
-    parts += [f"{name} {_number(r['median_ms'])} {_rate(r)}" for name, r in peers.items()]
+    parts += [f"{name} {milliseconds_text(r['median_ms'])} {_rate(r)}" for name, r in peers.items()]
     if row["ratio"] is not None:
         parts.append(f"{row['ratio']:.2f}x of {row['best_peer']}")
     if "of_copy" in row:
@@ -71,7 +77,11 @@ def kernel_table(rows: Sequence[Row]) -> str:
         else:
             peer = fastest_by_peer(row["peers"]).get("torch", {})
             own = row["ours"][0]
-            cells += [_number(own.get("median_ms")), _rate(own), _number(peer.get("median_ms"))]
+            cells += [
+                milliseconds_text(own.get("median_ms")),
+                _rate(own),
+                milliseconds_text(peer.get("median_ms")),
+            ]
             cells += ["-" if r is None else f"{r:.2f}" for r in (row["ratio"], row.get("of_copy"))]
         lines.append(markdown_row(cells))
     return "\n".join(lines)
@@ -105,7 +115,8 @@ def summary_table(summary: Sequence[Row]) -> str:
 def _spread(row: Row) -> str:
     if "median_ms" not in row:
         return f"wrong (error {row['relative_error']:.2g})"
-    return f"{_number(row['median_ms'])} ms [{_number(row['p10_ms'])}, {_number(row['p90_ms'])}]"
+    median, low, high = (milliseconds_text(row[name]) for name in ("median_ms", "p10_ms", "p90_ms"))
+    return f"{median} ms [{low}, {high}]"
 
 
 def _rate(row: Row) -> str:
@@ -114,5 +125,6 @@ def _rate(row: Row) -> str:
     return f"{row['gbyte_per_s']:.0f} GB/s" if "gbyte_per_s" in row else "-"
 
 
-def _number(ms: float | None) -> str:
+def milliseconds_text(ms: float | None) -> str:
+    """Milliseconds with about four digits."""
     return "-" if ms is None else f"{ms:.4f}" if ms < 1 else f"{ms:.3f}" if ms < 10 else f"{ms:.2f}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,17 @@ import numpy as np
 from tilewright.compilation.option_values import Precision
 from tilewright.devices.targets import device_name, resolve_target
 from tilewright.ir import InputError, Module, WorkError
+from tilewright.runtime.atomic_file import write_atomically
 from tilewright.tools.bench.clocks import TorchClock
-from tilewright.tools.bench.contender import Contender, geometric_mean, interleaved
+from tilewright.tools.bench.compiled import use_compiled
+from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.peers import gpu_torch
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
-from tilewright.tools.bench.table import network_table, row_text
-from tilewright.tools.bench.waves import rows_in_waves
+from tilewright.tools.bench.waves import TIMING, TIMING_LIMIT_S, Turn, Waves
 from tilewright.tools.commands.network import passes_of
-from tilewright.tools.training_bench.ours import OurStep
+from tilewright.tools.training_bench.ours import OurStep, compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
+from tilewright.tools.training_bench.table import training_table, training_text
 from tilewright.tools.training_bench.torch_steps import TorchStep
 
 #: ways in which PyTorch takes a step; channels last only where a network has images
@@ -34,47 +37,57 @@ _WAYS = (("torch-graph", "contiguous"), ("torch-graph", "channels_last"), ("torc
 
 def run_training_bench(a: argparse.Namespace) -> None:
     """Time the rows; raises WorkError at the end where a loss was wrong or a row failed."""
+    use_compiled(a)
     target = resolve_target(a.target)
     rows = rows_of(a.train)
     if a.networks or a.suite or a.kernels is not None or a.batch:
         raise InputError("expected rows alone, which name their networks and batches", where="--train")
-    peers = a.peers or ["torch-graph", "torch-compile"]
-    wanted = target.kind == "cuda" and peers != ["none"]
+    peers = tuple(a.peers or ("torch-graph", "torch-compile"))
+    for name in peers:
+        if name not in ("none", *(way[0] for way in _WAYS)):
+            raise InputError(
+                f"expected peers among torch-graph and torch-compile, or none, got '{name}'", where="--peers"
+            )
+    wanted = target.kind == "cuda" and peers != ("none",) and not a.only_compile
     torch = gpu_torch() if wanted else None
     if wanted and torch is None:
         raise InputError(
             "expected PyTorch that sees an NVIDIA GPU (pip install torch), or --peers none", where="--peers"
         )
-    print(f"on {device_name(target)}" + (f", PyTorch {torch.__version__}" if torch else ""), flush=True)
+    device = device_name(target)
+    print(f"on {device}" + (f", PyTorch {torch.__version__}" if torch else ""), flush=True)
     ends_at = time.time() + a.time_limit
-    requests = [_Request(row, precision, a, peers, ends_at) for precision in a.precision for row in rows]
+    ways = tuple(w for w in _WAYS if w[0] in peers) if wanted else ()
+    requests = [_Request(row, precision, a, ways, ends_at) for precision in a.precision for row in rows]
     done: list[Row] = []
     try:
         for made in _rows(requests, a.jobs):
             done.append(made)
-            print(row_text(made), flush=True)
+            print(training_text(made), flush=True)
+            if a.json:
+                write_atomically(a.json, json.dumps({"device": device, "rows": done}, indent=1, default=str))
     finally:
-        if a.json:
-            document = {"device": device_name(target), "rows": done}
-            Path(a.json).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print(network_table(done))
-    ratios = [r["ratio"] for r in done if r.get("ratio")]
-    mean = geometric_mean(ratios)
-    if mean is not None:
-        print(f"geometric mean over the better peer: {mean:.2f} ({len(ratios)} rows)")
-    faults = [f"{r['network']} in {r['precision']}: {r['reason']}" for r in done if r["status"] != "ok"]
+        text = training_table(done)
+        print(text)
+        if a.markdown:
+            write_atomically(a.markdown, text + "\n")
+    faults = [
+        f"{r['network']} in {r['precision']}: {r['reason']}"
+        for r in done
+        if r["status"] in ("wrong", "failed")
+    ]
     if faults:
         raise WorkError("; ".join(faults))
 
 
 @dataclass(frozen=True)
 class _Request:
-    """One row in one precision; `ends_at` is when the whole run has to end, in Unix time."""
+    """One row in one precision beside PyTorch's ways; `ends_at` is when the run has to end, in Unix time."""
 
     row: TrainingRow
     precision: Precision
     arguments: argparse.Namespace
-    peers: Sequence[str]
+    ways: tuple[tuple[str, str], ...]
     ends_at: float
 
     @property
@@ -82,61 +95,112 @@ class _Request:
         """Seconds until the whole run has to end."""
         return self.ends_at - time.time()
 
+    def without(self, way: str) -> _Request:
+        """The same row without a peer in one variant."""
+        return replace(self, ways=tuple(w for w in self.ways if " ".join(w) != way))
 
-_Turn = Callable[[], AbstractContextManager[None]]
+    def lost(self, reason: str) -> Row:
+        """The row where nothing came of it."""
+        head: Row = {"network": self.row.name, "batch": "", "precision": self.precision}
+        return {**head, "status": "failed", "reason": reason, "ratio": None}
+
+
+class _Here:
+    """The turn of a row that no other is prepared beside."""
+
+    def doing(self, what: str, limit_s: float) -> None:
+        """Nobody wants to know."""
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _rows(requests: Sequence[_Request], jobs: int) -> Iterator[Row]:
-    if jobs > 1:
-        yield from rows_in_waves(_row, requests, jobs, _lost)
+    if jobs > 1 or any(r.ways for r in requests):
+        ends_at = requests[0].ends_at if requests else 0.0
+        waves = Waves(_row, _Request.lost, _Request.without, lambda: ends_at - time.time())
+        yield from waves.rows(requests, jobs)
     else:
         for request in requests:
-            yield _row(request, nullcontext)
+            yield _row(request, _Here())
 
 
-def _row(request: _Request, turn: _Turn) -> Row:
+def _row(request: _Request, turn: Turn | _Here) -> Row:
     """One row: ours is compiled before its turn, the peers are prepared and all are timed within it."""
     if request.left_s <= 0:
-        return _lost(request, "the time limit was reached before it")
+        return request.lost("the time limit was over before it")
     try:
-        return _compared(request, request.row.module(Path(request.arguments.folder)), turn)
+        module = request.row.module(Path(request.arguments.folder))
+        made = (
+            _compiled(request, module) if request.arguments.only_compile else _compared(request, module, turn)
+        )
+        head = {"network": request.row.name, "batch": module.main.params[0].tensor.shape[0]}
+        return {**head, "precision": request.precision, **made}
     except Exception as e:  # noqa: BLE001  a row that fails must not take the others with it
-        return _lost(request, one_line(e))
+        return request.lost(one_line(e))
     finally:
         gc.collect()
 
 
-def _compared(request: _Request, module: Module, turn: _Turn) -> Row:
-    a, row, precision = request.arguments, request.row, request.precision
-    data = row.data(module, a.seed)
-    options = {
+def _options(request: _Request) -> dict[str, Any]:
+    a = request.arguments
+    return {
         "target": a.target,
         "tune": a.tune,
         "tuning_db": a.tuning_db,
         "budget": a.budget,
         "streams": a.streams,
         "libraries": a.libraries == "on",
-        "precision": precision,
+        "precision": request.precision,
         **passes_of(a),
     }
-    torch = gpu_torch() if request.peers != ["none"] else None
+
+
+def _compiled(request: _Request, module: Module) -> Row:
+    """The row of a step that is compiled only."""
+    begin = time.perf_counter()
+    with compiled(training_step(request.row, module), **_options(request)) as exe:
+        facts = {"launches": len(exe.plan.launches), "kernels": len(exe.plan.kernels)}
+    ours = {"peer": "tilewright", "variant": "", "prepare_s": round(time.perf_counter() - begin, 3), **facts}
+    return {"status": "compiled", "ratio": None, "ours": [ours], "peers": []}
+
+
+def _compared(request: _Request, module: Module, turn: Turn | _Here) -> Row:
+    a, row, precision = request.arguments, request.row, request.precision
+    data = row.data(module, a.seed)
+    ways = _ways(module, request.ways)
+    torch = gpu_torch() if ways else None
     clock = TorchClock(torch, cold=a.cold) if torch else None
     contenders: list[Contender] = []
     failures: list[Row] = []
+
+    def prepared(peer: str, variant: str) -> TorchStep | None:
+        limit = min(a.peer_limit, request.left_s)
+        turn.doing(f"{peer} {variant}", limit)
+        try:
+            assert clock is not None
+            return TorchStep(row, module, data, precision, clock, peer=peer, variant=variant, limit_s=limit)
+        except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
+            failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
+            return None
+        finally:
+            turn.doing("", math.inf)
+
     try:
-        contenders.append(OurStep(row, module, data, options, clock))
+        contenders.append(OurStep(row, module, data, _options(request), clock))
         (loss,) = contenders[0].outputs()
+        if a.jobs > 1 and ("torch-compile", "contiguous") in ways:
+            # Compiling is work of the host that PyTorch keeps on disk: nobody has to wait for it in the turn.
+            step = prepared("torch-compile", "contiguous")
+            if step is None:
+                ways = [w for w in ways if w[0] != "torch-compile"]
+            else:
+                step.close()
         with turn():
-            for peer, variant in _ways(module, request.peers) if clock else ():
-                limit = min(a.peer_limit, request.left_s)
-                try:
-                    assert clock is not None
-                    step = TorchStep(
-                        row, module, data, precision, clock, peer=peer, variant=variant, limit_s=limit
-                    )
+            for way in ways:
+                if (step := prepared(*way)) is not None:
                     contenders.append(step)
-                except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
-                    failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
+            turn.doing(TIMING, TIMING_LIMIT_S)
             timed = interleaved(contenders, a.rounds, a.replays)
         checks = [{"first_loss": float(loss)}, *({} for _ in contenders[1:])]
         lines = [contender_row(c, check, t) for c, check, t in zip(contenders, checks, timed, strict=True)]
@@ -145,9 +209,6 @@ def _compared(request: _Request, module: Module, turn: _Turn) -> Row:
             c.close()
     right = bool(np.isfinite(loss).all())
     return {
-        "network": row.name,
-        "batch": module.main.params[0].tensor.shape[0],
-        "precision": precision,
         "status": "ok" if right else "wrong",
         **({} if right else {"reason": f"the loss of the first step is {loss}"}),
         "ours": lines[:1],
@@ -156,11 +217,6 @@ def _compared(request: _Request, module: Module, turn: _Turn) -> Row:
     }
 
 
-def _lost(request: _Request, reason: str) -> Row:
-    lost: dict[str, Any] = {"network": request.row.name, "batch": "", "precision": request.precision}
-    return {**lost, "status": "failed", "reason": reason, "ratio": None}
-
-
-def _ways(module: Module, peers: Sequence[str]) -> list[tuple[str, str]]:
+def _ways(module: Module, ways: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     images = any(op.name == "graph.conv2d" for op in module.main.body.ops)
-    return [w for w in _WAYS if w[0] in peers and (images or w[1] != "channels_last")]
+    return [w for w in ways if images or w[1] != "channels_last"]

@@ -201,7 +201,7 @@ def test_ops_without_a_rule_are_a_reason(monkeypatch):
     ("all_variants", "compiled"), [(False, ["attention"]), (True, ["contiguous", "attention"])]
 )
 def test_peers_are_compiled_in_the_fastest_variant(monkeypatch, all_variants, compiled):
-    def set_up(self, peer, variant, module, inputs):
+    def set_up(self, peer, variant, network_of):
         seconds = {"contiguous": 2.0, "attention": 1.0}[variant]
         return SimpleNamespace(peer=peer, variant=variant, device_times=lambda n: [seconds] * n)
 

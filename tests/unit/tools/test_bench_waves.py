@@ -3,7 +3,10 @@
 import os
 import time
 
-from tilewright.tools.bench.waves import rows_in_waves
+import pytest
+
+from tilewright.tools.bench import waves
+from tilewright.tools.bench.waves import Waves
 
 
 def make(asked, turn):
@@ -12,6 +15,12 @@ def make(asked, turn):
     note(log, f"{name} prepares")
     if fate == "dies":
         os._exit(7)
+    if fate == "hangs":
+        turn.doing("torch-compile contiguous", 0.0)
+        time.sleep(60)
+    if fate == "crashes in a peer":
+        turn.doing("torch-graph channels_last", 60.0)
+        os._exit(9)
     if fate == "fails":
         return {"name": name, "status": "failed"}
     with turn():
@@ -33,7 +42,7 @@ def lost(asked, reason):
 def test_timing_waits_for_everybody_and_for_its_turn(tmp_path):
     log = tmp_path / "log"
     fates = {"a": "works", "b": "fails", "c": "dies", "d": "works"}
-    rows = list(rows_in_waves(make, [(name, str(log), fate) for name, fate in fates.items()], 4, lost))
+    rows = list(Waves(make, lost).rows([(name, str(log), fate) for name, fate in fates.items()], 4))
     assert [(r["name"], r["status"]) for r in rows] == [
         ("a", "ok"), ("b", "failed"), ("c", "its process ended with code 7"), ("d", "ok"),
     ]  # fmt: skip
@@ -42,3 +51,52 @@ def test_timing_waits_for_everybody_and_for_its_turn(tmp_path):
     first, second = lines[4][0], lines[6][0]
     assert lines[4:] == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
     assert {first, second} == {"a", "d"}
+
+
+def without(asked, peer):
+    return (f"{asked[0]} without {peer}", asked[1], "works")
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    monkeypatch.setattr(waves, "GRACE_S", 0.3)
+
+
+def test_a_peer_that_crashes_or_hangs_costs_only_itself(tmp_path, hasty):
+    fates = {"a": "works", "b": "crashes in a peer", "c": "hangs"}
+    asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
+    rows = list(Waves(make, lost, without).rows(asked, 3))
+    assert [r["name"] for r in rows] == [
+        "a",
+        "b without torch-graph channels_last",
+        "c without torch-compile contiguous",
+    ]
+    assert [r["status"] for r in rows] == ["ok"] * 3
+    assert rows[1]["peers"] == [
+        {
+            "peer": "torch-graph",
+            "variant": "channels_last",
+            "reason": "its process ended with code 9 while preparing torch-graph channels_last",
+        }
+    ]
+    assert rows[2]["peers"][0]["reason"] == "it hung while preparing torch-compile contiguous"
+    again = Waves(make, lost).rows(asked[2:], 1)
+    assert [r["status"] for r in again] == ["it hung while preparing torch-compile contiguous"]
+
+
+def test_at_the_end_of_the_time_those_that_are_ready_are_timed(tmp_path, hasty):
+    end = time.monotonic() + 1.5
+    fates = {"a": "works", "b": "hangs forever"}
+    asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
+    rows = list(Waves(make_slowly, lost, left_s=lambda: end - time.monotonic()).rows([*asked, asked[0]], 2))
+    assert [r["status"] for r in rows] == [
+        "ok",
+        "the time limit was over",
+        "the time limit was over before it",
+    ]
+
+
+def make_slowly(asked, turn):
+    if asked[2] == "hangs forever":
+        time.sleep(60)
+    return make(asked, turn)
