@@ -7,13 +7,14 @@ others once, as iteration `i` after `i - 1`, `i - 2` and so on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Op, walk
 from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.thread.transport_ops import BULK_COMMIT, BULK_WAIT, STORE_TILE
 from tilewright.passes.thread.scopes import (
     always,
     extent_of,
@@ -27,9 +28,23 @@ from tilewright.passes.thread.shared_accesses import UNIFORM, Access, accesses, 
 
 #: buffers of a ring at most
 LONGEST_RING = 8
-_WAITS = ("thread.async_wait", "thread.warpgroup_wait")
+#: what closes a group of what is in flight, and what waits for groups
+_CLOSES = {
+    "thread.async_commit": "copies",
+    "thread.warpgroup_mma": "multiplications",
+    BULK_COMMIT: "stores",
+}
+_WAITS = {"thread.async_wait": "copies", "thread.warpgroup_wait": "multiplications", BULK_WAIT: "stores"}
+#: what was in flight, and which op should have waited for it
+_UNWAITED = {
+    "copies": "expected thread.async_wait between an asynchronous copy and its use",
+    "multiplications": "expected thread.warpgroup_wait between a multiplication and new values of its tiles",
+    "stores": f"expected {BULK_WAIT} between a store of a tile and new values of it",
+}
 #: ops that stand outside of inner loops and conditions
 _ALONE = (*_WAITS, "thread.barrier", "thread.warpgroup_mma")
+#: asynchronous reads of what threads wrote
+_READS = {"thread.warpgroup_mma": "multiplication", STORE_TILE: "store"}
 
 
 def keeps_copies_in_flight(loop: Op) -> bool:
@@ -40,18 +55,13 @@ def keeps_copies_in_flight(loop: Op) -> bool:
 
 def regrouped(pending: list[Access], op: Op) -> list[Access]:
     """The pending accesses after what closes a group of copies or multiplications, or waits for one."""
-    if op.name in ("thread.async_commit", "thread.warpgroup_mma"):
-        multiplied = op.name == "thread.warpgroup_mma"
-        return [
-            replace(a, group=a.group + 1) if a.group is not None and a.multiplied == multiplied else a
-            for a in pending
-        ]
+    if op.name in _CLOSES:
+        kind = _CLOSES[op.name]
+        return [replace(a, group=a.group + 1) if a.group is not None and a.by == kind else a for a in pending]
     if op.name in _WAITS:
-        most, multiplied = op.integer("pending"), op.name == "thread.warpgroup_wait"
+        most, kind = op.integer("pending"), _WAITS[op.name]
         return [
-            replace(a, group=None)
-            if a.group is not None and a.group >= most and a.multiplied == multiplied
-            else a
+            replace(a, group=None) if a.group is not None and a.group >= most and a.by == kind else a
             for a in pending
         ]
     return pending
@@ -64,33 +74,30 @@ def still_in_flight(pending: Sequence[Access]) -> list[Access]:
 
 def check_waited(conflicts: Sequence[Access], op: Op) -> None:
     """Raise InputError where an access that conflicts with `op` is in flight, and nobody waited for it."""
-    if any(a.in_flight and not a.multiplied for a in conflicts):
-        raise InputError("expected thread.async_wait between an asynchronous copy and its use", where=op.loc)
-    if any(a.in_flight for a in conflicts):
-        raise InputError(
-            "expected thread.warpgroup_wait between a multiplication and new values of its tiles",
-            where=op.loc,
-        )
+    for kind, message in _UNWAITED.items():
+        if any(a.in_flight and a.by == kind for a in conflicts):
+            raise InputError(message, where=op.loc)
 
 
-def check_published(block: Block) -> None:
-    """Raise InputError for asynchronous multiplications whose tiles no thread published before the barrier.
+def check_published(block: Block, readers: Collection[str] = tuple(_READS)) -> None:
+    """Raise InputError for asynchronous reads of tiles that no thread published before the barrier.
 
-    In each block the last barrier before a multiplication must follow `thread.fence_async_proxy` at once.
+    In each block the last barrier before a multiplication, or the store of a tile, must follow
+    `thread.fence_async_proxy` at once. readers: the ops to look at.
     """
     before, published = "", False
     for op in block.ops:
         if op.name == "thread.barrier":
             published = before == "thread.fence_async_proxy"
-        if op.name == "thread.warpgroup_mma" and not published:
+        if op.name in readers and not published:
             raise InputError(
                 "expected thread.fence_async_proxy and a barrier between shared memory's new values and "
-                "their asynchronous multiplication",
+                f"their asynchronous {_READS[op.name]}",
                 where=op.loc,
             )
         before = op.name
         if op.body is not None:
-            check_published(op.body)
+            check_published(op.body, readers)
 
 
 def walk_iterations(loop: Op, pending: list[Access], ranges: Ranges) -> list[Access]:

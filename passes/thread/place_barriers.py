@@ -11,6 +11,7 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.simplify import Ranges
 from tilewright.ir.thread.channel_ops import channels_of
 from tilewright.ir.thread.role_ops import ROLE, roles_of
+from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.framework.invariants import register_invariant
@@ -57,7 +58,9 @@ def _placed(func: Func) -> Func:
         return func
     bound = frozenset(v for c in channels_of(func) for v in c.buffers)
     check_channels(func)
-    if not roles_of(func):
+    if roles_of(func):
+        check_published(func.body, (STORE_TILE,))  # what roles multiply is the matter of channels
+    else:
         check_published(func.body)
     block, _, _ = _BarrierPlacer(bound).block(func.body, [], launch_ranges(func))
     return func.with_body(block)

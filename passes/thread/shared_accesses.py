@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, s
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
+from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType
 from tilewright.passes.thread.scopes import Mask, loop_ranges, mask_of
@@ -49,10 +50,10 @@ Place = tuple[Expr | None, ...]
 class Access:
     """One access to shared memory: at which index (None: anywhere), under which mask and symbol ranges.
 
-    group: for a copy or a multiplication in flight, how many groups were closed after its own (-1: its own is
-    still open); None for everything that happens at once, and for what the thread has waited for. multiplied:
-    it is a read of an asynchronous multiplication. warps: the index counts tiles of 16 x 8 elements, which
-    the threads of a warp (symbol `warp`) access together.
+    group: for a copy, a multiplication or a store of a tile in flight (by), how many groups were closed after
+    its own (-1: its own is still open); None for everything that happens at once, and for what the thread has
+    waited for. warps: the index counts tiles of 16 x 8 elements, which the threads of a warp (symbol `warp`)
+    access together.
     """
 
     buffer: Value
@@ -63,7 +64,7 @@ class Access:
     ranges: Ranges
     group: int | None = None
     warps: bool = False
-    multiplied: bool = False
+    by: Literal["copies", "multiplications", "stores"] = "copies"
 
     @property
     def in_flight(self) -> bool:
@@ -87,7 +88,12 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             if tile.tensor.space == "shared":
                 first, inner = op.exprs(start), 3 if op[turned] else 2
                 place = (*first[:-inner], *[None] * inner)
-                yield Access(tile, False, place, 1, mask, ranges, group=0, multiplied=True)
+                yield Access(tile, False, place, 1, mask, ranges, group=0, by="multiplications")
+    if op.name == STORE_TILE:
+        tile, first = op.operands[0], op.exprs("src")
+        yield Access(
+            tile, False, (first[0], *[None] * (len(first) - 1)), 1, mask, ranges, group=-1, by="stores"
+        )
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
             continue
