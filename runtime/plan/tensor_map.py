@@ -59,7 +59,8 @@ class TensorMap:
     overlap. box: of a tiled map the elements that a copy walks over; every `steps`-th of them is copied.
     steps: per dimension (1 of the last one); of an im2col map the strides of the convolution. swizzle: bytes
     of the rows in shared memory whose 16-byte pieces are permuted, 0 for none. fill: what a copy brings from
-    outside of the dims (nan: one of the device.s choice). promotion: bytes that a miss brings to the L2 cache, 0 for what the hardware takes.
+    outside of the dims (nan: one of the device's choice). promotion: bytes that a miss brings to the L2
+    cache, 0 for what the hardware takes.
     """
 
     dtype: str
