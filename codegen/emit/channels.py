@@ -12,7 +12,7 @@ from math import prod
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
-from tilewright.ir.hardware_facts import REGISTER_UNIT, REGISTERS_PER_SM, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
 from tilewright.ir.nodes import Block, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import simplify
@@ -33,7 +33,14 @@ from tilewright.ir.thread.channel_ops import (
     transport_of,
     turn_of,
 )
-from tilewright.ir.thread.role_ops import ROLE, first_threads, issued_by_one, roles_of, threads_of
+from tilewright.ir.thread.role_ops import (
+    ROLE,
+    first_threads,
+    issued_by_one,
+    launch_registers,
+    roles_of,
+    threads_of,
+)
 from tilewright.ir.thread.tensor_maps import cluster_of
 
 
@@ -218,7 +225,7 @@ def _role(e: Emission, op: Op) -> None:
 def _set_registers(e: Emission, role: Op) -> None:
     """Take or give back registers; at launch every thread has an equal share of the multiprocessor's."""
     wanted = role.integer("registers")
-    share = REGISTERS_PER_SM // e.block_size // REGISTER_UNIT * REGISTER_UNIT
+    share = launch_registers(e.func) // e.block_size
     if wanted and wanted != share:
         e.line(f"{e.need('registers_up' if wanted > share else 'registers_down')}<{wanted}>();")
 

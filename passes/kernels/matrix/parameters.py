@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Literal
 
 from tilewright.ir import AttrRecord, Func, InputError
@@ -51,6 +52,8 @@ class MatrixParameters(AttrRecord):
     teams: roles of `warps` each that multiply; two take tiles in turn, so that the results of one are
     written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
     for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy.
+    cluster: blocks whose tiles lie one after the other along m; each brings a part of the second factor to
+    all of them.
     """
 
     block: MatrixTile
@@ -64,6 +67,7 @@ class MatrixParameters(AttrRecord):
     teams: int = 1
     blocks: int = field(default=0, metadata={"least": 0})
     transport: Literal["threads", "engine"] = "threads"
+    cluster: int = 1
 
     @property
     def team_warps(self) -> int:
@@ -110,8 +114,10 @@ class MatrixParameters(AttrRecord):
             self._check_groups(view)
         if self.copiers:
             self._check_roles(view)
-        elif self.teams > 1 or self.blocks or self.transport == ENGINE:
-            raise InputError("expected teams, a grid that stays and the copy engine with a role that copies")
+        elif self.teams > 1 or self.blocks or self.transport == ENGINE or self.cluster > 1:
+            raise InputError(
+                "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
+            )
 
     def _check_groups(self, view: MatrixView) -> None:
         if not takes_warpgroups(view):
@@ -131,6 +137,12 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 f"expected roles of whole warpgroups that multiply as such, at most {MOST_TEAMS} teams, "
                 f"got {self.copiers} warps that copy, {self.teams} teams and engine {self.engine}"
+            )
+        tiles_m = -(-view.size(view.rows) // self.block.m)
+        if tiles_m % self.cluster or self.blocks % self.cluster or gcd(self.raster, tiles_m) % self.cluster:
+            raise InputError(
+                f"expected tiles along m, raster and blocks in multiples of clusters of {self.cluster}, got "
+                f"{tiles_m}, {self.raster} and {self.blocks}"
             )
         if itemsize(view.dtype) != 2:
             raise InputError(f"expected factors of 16 bits for roles, got {view.dtype}")

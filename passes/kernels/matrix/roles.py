@@ -84,7 +84,8 @@ class _RoleMatrix:
                 f"expected a tile per block for each of {plan.teams} teams, got {self.turns}",
                 where=f"@{kernel.name}",
             )
-        self.w = Writer(kernel, plan.threads, (self.blocks, 1, 1))
+        self.name = kernel.name
+        self.w = Writer(kernel, plan.threads, (self.blocks, 1, 1), cluster=plan.cluster)
         self.chunks = chunk_count(view, plan)
         last = self._last()
         self.transposed = last in view.rows
@@ -95,9 +96,18 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
             factors = [Staged(w, self.view, plan, i, 0, {}, plan.stages) for i in (0, 1)]
+            if plan.cluster > 1 and not factors[1].by_engine:
+                raise InputError(
+                    "expected a second factor that the copy engine can bring to clusters",
+                    where=f"@{self.name}",
+                )
             stages = [self._stage() for _ in range(plan.teams)]
             tiles = [f.tiles for f in factors]
-            ring = w.b.value("thread.channel", *tiles, hint="ring", slots=plan.stages, divided=plan.teams > 1)
+            scope = "cluster" if plan.cluster > 1 else "block"
+            ring = w.b.value(
+                "thread.channel", *tiles, hint="ring", slots=plan.stages, scope=scope,
+                divided=plan.teams > 1,
+            )  # fmt: skip
             orders = [self._order(team) for team in range(plan.teams)]
             copiers, others = self._registers(all(f.by_engine for f in factors))
             with w.role("copy", plan.copiers, copiers):
@@ -126,12 +136,13 @@ class _RoleMatrix:
     def _registers(self, by_engine: bool) -> tuple[int, int]:
         """Registers of a thread that copies, and of one that multiplies: all that is left."""
         plan = self.plan
-        if REGISTERS_PER_SM // plan.threads >= MOST_REGISTERS:
+        share = REGISTERS_PER_SM // plan.threads // REGISTER_UNIT * REGISTER_UNIT
+        if share >= MOST_REGISTERS:
             return 0, 0
-        copiers = COPIER_REGISTERS[by_engine]
-        left = REGISTERS_PER_SM - copiers * WARP * plan.copiers
-        each = left // (plan.threads - WARP * plan.copiers)
-        return copiers, min(MOST_REGISTERS - REGISTER_UNIT, each // REGISTER_UNIT * REGISTER_UNIT)
+        copiers, others = WARP * plan.copiers, plan.threads - WARP * plan.copiers
+        each = COPIER_REGISTERS[by_engine]
+        left = (share * plan.threads - each * copiers) // others // REGISTER_UNIT * REGISTER_UNIT
+        return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
 
     @contextmanager
     def _tiles(self, team: int | None) -> Iterator[_Tile]:

@@ -10,6 +10,7 @@ from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
+from tilewright.ir.thread.tensor_maps import RANK
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
 from tilewright.passes.kernels.matrix.parameters import ENGINE, WARPGROUPS, MatrixParameters, panel_columns
@@ -73,10 +74,15 @@ class Staged:
         """Whether the copy engine brings the tiles."""
         return self.map is not None
 
+    @property
+    def sharers(self) -> int:
+        """Blocks of the cluster that each bring a part of a tile to all of them."""
+        return self.plan.cluster if self.operand else 1
+
     def _map(self) -> int | None:
         """The number of the kernel's tensor map for the factor; None where there cannot be one."""
         value = self.source.value
-        box, row = (self.major, self.panel), self.panel * self.size
+        box, row = (self.major // self.sharers, self.panel), self.panel * self.size
         position = list(self.w.inputs).index(value)
         if self.boxes is not None:
             parameter = map_of_boxes(self.boxes, self.view, position, value.tensor, box, row)
@@ -130,7 +136,7 @@ class Staged:
             )  # fmt: skip
 
     def _bring(self, chunk: Expr, slot: Expr) -> None:
-        """Let the copy engine bring a chunk, one box for each panel of the tile."""
+        """Let the copy engine bring a chunk, or this block's part of it: one box for each panel."""
         w = self.w
         taps, channel = self._chunk(chunk)
         if self.windows is not None:
@@ -140,14 +146,18 @@ class Staged:
         index = self.batch | taps
         rank = len(self.boxes.outer) + 2
         panels = self.tiles.tensor.shape[1] if self.turned else 1
+        part = self.major // self.sharers
+        first: Expr = Sym(RANK) * part if self.sharers > 1 else 0
+        along_channel, along_rows = (first, 0) if self.turned else (0, first)
         with w.loop("panel", panels, unroll=1) as panel:
-            row = w.simple(self.origin + panel * self.panel) if self.turned else self.origin
+            row = self.origin + along_rows + panel * self.panel
             w.b.do(
                 "thread.copy_tile", w.inputs[self.source.value], self.tiles,
                 map=self.map,
-                at=tuple(map(w.simple, start_of_box(self.boxes, index, row, channel))),
-                dst=tuple(map(w.simple, self._at(slot, 0, panel * self.panel))),
-                tile=(1,) * (rank - 2) + (self.major, self.panel),
+                at=tuple(map(w.simple, start_of_box(self.boxes, index, row, channel + along_channel))),
+                dst=tuple(map(w.simple, self._at(slot, first, panel * self.panel))),
+                tile=(1,) * (rank - 2) + (part, self.panel),
+                to=tuple(range(self.sharers)) if self.sharers > 1 else (),
             )  # fmt: skip
 
     def _bring_windows(self, windows: Windows, taps: Mapping[str, Expr], channel: Expr, slot: Expr) -> None:

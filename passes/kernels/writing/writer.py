@@ -21,7 +21,7 @@ from tilewright.ir import (
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.simplify import interval, simplify
-from tilewright.ir.thread.tensor_maps import MAPS, ParameterMap
+from tilewright.ir.thread.tensor_maps import CLUSTER, MAPS, RANK, ParameterMap
 
 Index = tuple[Expr, ...]
 #: conjunction of [expr, low, high]
@@ -29,15 +29,20 @@ Mask = tuple[tuple[Expr, Expr, Expr], ...]
 
 
 class Writer:
-    """State of one kernel under construction. Buffers stand for the kernel's parameters and results."""
+    """State of one kernel under construction. Buffers stand for the kernel's parameters and results.
 
-    def __init__(self, kernel: Func, threads: int, grid: tuple[int, int, int]) -> None:
+    cluster: blocks along x that form a cluster; symbol `rank` is a block's place in it.
+    """
+
+    def __init__(self, kernel: Func, threads: int, grid: tuple[int, int, int], *, cluster: int = 1) -> None:
         self.kernel = kernel
-        self.threads, self.grid = threads, grid
+        self.threads, self.grid, self.cluster = threads, grid, cluster
         self.b = Builder()
         self.ranges: dict[str, tuple[int, int]] = {"tid": (0, threads - 1)}
         for axis, extent in zip("xyz", grid, strict=True):
             self.ranges[f"bid.{axis}"] = (0, extent - 1)
+        if cluster > 1:
+            self.ranges[RANK] = (0, cluster - 1)
         self.inputs = {p: Value(p.tensor, p.hint) for p in kernel.params}
         self.outputs: dict[Value, Value] = {}
         for v in kernel.body.ops[-1].operands:
@@ -56,6 +61,8 @@ class Writer:
         self.b.do("thread.return")
         params = (*self.inputs.values(), *self.outputs.values())
         attrs: tuple[tuple[str, Attr], ...] = (("grid", self.grid), ("block", self.threads))
+        if self.cluster > 1:
+            attrs = (*attrs, (CLUSTER, (self.cluster, 1, 1)))
         if self._maps:
             attrs = (*attrs, (MAPS, tuple(self._maps)))
         return Func(Level.THREAD, self.kernel.name, Block(params, tuple(self.b.ops)), (), attrs)

@@ -75,7 +75,7 @@ def test_wrong_roles_are_refused(old, new, message):
 
 def test_too_many_registers_are_refused():
     text = TEXT.replace('"copy", registers = 40', '"copy", warps = 8, registers = 152').replace("256", "384")
-    with pytest.raises(VerifyError, match="at most 65536 registers together, got 68608"):
+    with pytest.raises(VerifyError, match="the 64512 registers that the block has at launch, got 68608"):
         verify(parse(text))
 
 

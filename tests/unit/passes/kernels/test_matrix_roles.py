@@ -56,6 +56,13 @@ def emulated(
         ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 3), {"transport": "engine"}),
         ("bf16", (130, 72, 136), (128, 32, 32, 8, 1, 4), {"blocks": 2, "transport": "engine"}),
         ("f16", (70, 100, 72), (64, 32, 32, 4, 1, 3), {"blocks": 1, "teams": 2, "transport": "engine"}),
+        ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 2), {"transport": "engine", "cluster": 2, "raster": 2}),
+        (
+            "bf16",
+            (250, 70, 104),
+            (64, 32, 32, 4, 1, 3),
+            {"blocks": 4, "teams": 2, "transport": "engine", "cluster": 2, "raster": 4},
+        ),
     ],
 )
 def test_products(dtype, size, tiles, more):
@@ -159,6 +166,7 @@ def test_large_tiles_stay_in_registers(tiles, more):
     [
         ({"copiers": 2}, "whole warpgroups"),
         ({"copiers": 0, "teams": 2}, "with a role that copies"),
+        ({"transport": "engine", "cluster": 2}, "in multiples of clusters of 2, got 1, 1 and 0"),
         ({"teams": 2}, "a tile per block for each of 2 teams, got 1"),
     ],
 )
