@@ -38,6 +38,9 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
 
     rewrite:  %p = tensor.map(%dy, %x) {mul}; %s = tensor.reduce(%p) {add}
         -->   %s = tensor.reduce(%dy, %x) {fma}
+
+    Scatters each get a copy of a map that makes what they update (zeros) of little data: it becomes a part of
+    their kernels.
     """
     main = module.main
     if main.level is not Level.TENSOR or not main.updates:
@@ -48,6 +51,7 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
 
 def _inlined(main: Func) -> Func:
     cheap: dict[Value, Op] = {}
+    of_little: dict[Value, Op] = {}
     small = {p for p in main.params if p.tensor.nbytes <= SMALL_BYTES}
     ops: list[Op] = []
     for op in main.body.ops:
@@ -58,6 +62,14 @@ def _inlined(main: Func) -> Func:
             new = _with_bodies(op, cheap)
             if len(new.results) == 1 and _is_cheap(new, small):
                 cheap[new.result] = new
+        elif op.name == "tensor.scatter" and op.operands[0] in of_little:
+            first = of_little[op.operands[0]]
+            own = Value(first.result.type, first.result.hint)
+            ops.append(replace(first, results=(own,)))
+            new = op.with_operands((own, *op.operands[1:]))
+        little = op.name == "tensor.map" and all(v in small for v in new.operands)
+        if little and len(new.results) == 1 and recompute_cost(new) <= MAX_COST:
+            of_little[new.result] = new
         ops.append(new)
     return _live(main, ops)
 

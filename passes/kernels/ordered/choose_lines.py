@@ -11,7 +11,7 @@ from tilewright.costmodel.kernels.problem import LineProblem
 from tilewright.ir import Func
 from tilewright.ir.hardware_facts import WARP
 from tilewright.passes.kernels.decision import decided
-from tilewright.passes.kernels.kernel_problem import line_problem, only_op
+from tilewright.passes.kernels.kernel_problem import line_problem
 from tilewright.passes.kernels.ordered.lowering import (
     COPIED_AT_ONCE,
     ScanParameters,
@@ -24,7 +24,7 @@ _GPU_THREADS = (32, 64, 128, 256)
 _CPU_THREADS = (1, 4, 16)
 _OWNERS = (1, 4, 16, 64, 256, 1024)
 #: instructions of the test whether an update is an owner's own, and of the copy of an element
-_TEST_INSTRUCTIONS, _COPY_INSTRUCTIONS = 14.0, 3.0
+_TEST_INSTRUCTIONS, _COPY_INSTRUCTIONS = 8.0, 3.0
 
 
 @lru_cache(maxsize=4096)
@@ -85,10 +85,12 @@ def _owners_clk(problem: LineProblem, hardware: GpuHardware, owners: int) -> flo
 
 def choose_walks(kernel: Func, hardware: Hardware) -> Func | None:
     """A kernel of one scan, or of ordered updates, with its parameters; None for other kernels."""
-    op = only_op(kernel, "tensor.scan", "tensor.scatter")
-    if op is None:
+    *before, op, _ = kernel.body.ops if len(kernel.body.ops) > 1 else (None, None)
+    scan = op is not None and op.name == "tensor.scan" and not before
+    updates = op is not None and op.name == "tensor.scatter" and all(o.name == "tensor.map" for o in before)
+    if op is None or not (scan or updates):
         return None
     lines = choose_lines(line_problem(kernel, op), hardware)
-    if op.name == "tensor.scan":
+    if scan:
         return decided(kernel, "scan", lines, ScanParameters(lines.parameters.threads))
     return decided(kernel, "scatter", lines)

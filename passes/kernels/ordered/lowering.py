@@ -61,10 +61,11 @@ def lower_scan(kernel: Func) -> Func:
 def lower_scatter(kernel: Func) -> Func:
     """The thread-level function of ordered updates: each thread owns some elements and applies their updates.
 
-    Owners share a slice, which its updates never leave. Where several do, neighbouring threads have
-    neighbouring elements of the slices of one owner, which find the same updates to be theirs.
+    Owners share a slice, which its updates never leave. Where several do, and neighbours in memory are of
+    different slices, neighbouring threads have those of one owner and find the same updates to be theirs.
 
-    rewrite:  tensor.scatter   -->   copy of own elements; loop over all updates, own ones applied
+    rewrite:  tensor.map, ... of the initial value, tensor.scatter
+        -->   copy of own elements; loop over all updates, own ones applied
     """
     p = parameters_of(kernel, ScatterParameters)
     if p.owners & (p.owners - 1):
@@ -75,7 +76,7 @@ def lower_scatter(kernel: Func) -> Func:
 #: elements of a slice's last dimension that one thread takes at most: updates are tested once for all of them
 MOST_TOGETHER = 4
 #: copied elements whose loads are under way at once, and updates that are tested before the first is applied
-COPIED_AT_ONCE, TESTED_AT_ONCE = 4, (8, 4, 2)
+COPIED_AT_ONCE, TESTED_AT_ONCE = 8, (8, 4, 2)
 
 
 def tests_at_once(updates: int) -> int:
@@ -96,14 +97,18 @@ class _Scatter:
         self.named = slices_of(op)
         self.rest = [d for d in range(len(self.shape)) if d not in self.named]
         extents = [self.shape[d] for d in self.named]
-        self.together = elements_together(extents[-1]) if extents and owners > 1 else 1
+        side_by_side = owners > 1 and len(self.shape) - 1 in self.named
+        self.together = elements_together(extents[-1]) if side_by_side else 1
         self.inner = list(self.named)[-1] if extents else None
         if extents:
             extents[-1] //= self.together
         self.total = prod(extents) * owners
         self.w = w = Writer(kernel, threads, (max(1, -(-self.total // threads)), 1, 1))
         self.linear = w.simple(Sym("bid.x") * threads + Sym("tid"))
-        self.owner, *index = w.unravel(self.linear, (owners, *extents))
+        if side_by_side:
+            self.owner, *index = w.unravel(self.linear, (owners, *extents))
+        else:
+            *index, self.owner = w.unravel(self.linear, (*extents, owners))
         self.slice = dict(zip(self.named, index, strict=True))
 
     def lower(self) -> Func:
@@ -130,10 +135,9 @@ class _Scatter:
         extents = [self.shape[d] for d in self.rest]
         size = prod(extents)
         steps = max(1, -(-size // self.owners)) if size else 0
-        with w.loop(
-            "e", steps, unroll=COPIED_AT_ONCE if self.owners > 1 and steps % COPIED_AT_ONCE == 0 else 0
-        ) as step:
-            element = w.simple(step * self.owners + self.owner)
+        at_once = COPIED_AT_ONCE if self.owners > 1 else 1
+        with w.loop("e", -(-steps // at_once)) as group, w.loop("f", at_once, unroll=1) as within:
+            element = w.simple((group * at_once + within) * self.owners + self.owner)
             with w.when(w.below(element, size)), self._elements() as own:
                 index = {**own, **dict(zip(self.rest, w.unravel(element, extents), strict=True))}
                 at = tuple(index[d] for d in range(len(self.shape)))
@@ -173,11 +177,21 @@ class _Scatter:
             w.b.do("thread.scatter", new, target, offset, *condition)
 
     def _mine(self, address: Address) -> Value | None:
-        """True where the address exists and belongs to this thread; None where that always holds."""
+        """True where the address belongs to this thread; None where that always holds.
+
+        With one owner, whose address exists; where several own one dimension, an address out of bounds is
+        somebody's, who leaves it.
+        """
         b = self.w.b
         if self.owners == 1:
             return address.inside
+        wrap = self.op.get("mode") == "wrap"
+        one = len(self.rest) == 1 and not wrap
+        element = address.given[self.rest[0]] if one else address.offset(self.rest)
         last = b.const(self.owners - 1, address.dtype)  # owners are a power of two
-        turn = b.value("scalar.bit_and", address.offset(self.rest), last)
-        mine = b.value("scalar.eq", turn, b.index(self.owner, address.dtype))
-        return mine if address.inside is None else b.value("scalar.and", mine, address.inside)
+        mine = b.value(
+            "scalar.eq", b.value("scalar.bit_and", element, last), b.index(self.owner, address.dtype)
+        )
+        if one or address.inside is None:
+            return mine
+        return b.value("scalar.and", mine, address.inside)

@@ -73,7 +73,8 @@ class Address:
     """The address of one point of a gather or scatter.
 
     coordinates: one value per dimension of the target, brought into bounds; inside: a bool value that is
-    false where a coordinate was out of bounds before, None where that cannot happen.
+    false where a coordinate was out of bounds before, None where that cannot happen. given: the coordinates
+    before they were brought into bounds.
     """
 
     def __init__(self, points: Points, op: Op, env: Mapping[str, Expr], first: int, mask: Mask = ()) -> None:
@@ -95,6 +96,7 @@ class Address:
         values = {f"i{k}": Sym(name) for k, name in enumerate(self.runtime)}
         bound = {**env, **values}
         self.inside: Value | None = None
+        self.given: list[Value] = []
         wrap = op.get("mode") == "wrap"
         at: Sequence[Expr] = op["at"]  # type: ignore[assignment]
         self.coordinates = [
@@ -127,6 +129,7 @@ class Address:
     def _bounded(self, e: Expr, extent: int, wrap: bool) -> Value:
         b = self.w.b
         value = self._value(e)
+        self.given.append(value)
         if not self.runtime.keys() & set(symbols(e)):
             low, high = interval(self.w.simple(e), self.w.ranges)
             if low >= 0 and high < extent:

@@ -126,6 +126,8 @@ class _Builder:
             self.communicated = host
         if op.name in REDUCING and self.fuse:
             self._absorb_prologues(op, host)
+        elif op.name == "tensor.scatter" and self.training:
+            self._absorb_initial(op, host)
         elif self.fuse and not updates and all(o.name in POINTWISE for o in host.ops):
             self._absorb_operands(op, host)
 
@@ -291,6 +293,17 @@ class _Builder:
                 continue
             if sum(map(prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
                 continue
+            self._merge(g, host)
+
+    def _absorb_initial(self, op: Op, host: KernelGroup) -> None:
+        """Maps that make, of little data, what a scatter updates and nothing else reads: zeros, as a rule."""
+        g = self.result.source.get(op.operands[0])
+        if g is None or g is host or any(o.name != "tensor.map" for o in g.ops):
+            return
+        made = {r for o in g.ops for r in o.results}
+        read = sum(v.tensor.nbytes for v in {v for o in g.ops for v in o.operands} - made)
+        cheap = read <= SMALL_BYTES and sum(map(prologue_cost, g.ops)) <= MAX_PROLOGUE_COST
+        if cheap and self._read_only_by(op, g) and op.operands[0] not in op.operands[1:]:
             self._merge(g, host)
 
     def _read_only_by(self, op: Op, g: KernelGroup) -> bool:
