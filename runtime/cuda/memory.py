@@ -19,6 +19,9 @@ from tilewright.runtime.plan.check import ALIGNMENT
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.shared_memory import Shared, content_key
 
+#: CU_MEMHOSTALLOC_WRITECOMBINED of the driver's header
+_WRITE_COMBINED = 4
+
 
 class Destroy(Protocol):
     """Calls a driver function that frees; failures of a context that is beyond use are not reported."""
@@ -160,12 +163,17 @@ class CudaPlanMemory:
 class Staging:
     """Pinned host memory for buffers of a plan, as NumPy arrays: copies from and to it run beside kernels."""
 
-    def __init__(self, context: Context, buffers: list[Buffer]) -> None:
+    def __init__(self, context: Context, buffers: list[Buffer], *, only_written: bool = False) -> None:
+        """only_written: the host never reads it, so that writes may go past the caches (write-combined)."""
         self._context = context
         self.address = 0
         self.arrays: dict[str, Array] = {}
         sizes = [-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers]
-        self.address = int(context.call("cuMemAllocHost", max(1, sum(sizes))))
+        nbytes = max(1, sum(sizes))
+        if only_written:
+            self.address = int(context.call("cuMemHostAlloc", nbytes, _WRITE_COMBINED))
+        else:
+            self.address = int(context.call("cuMemAllocHost", nbytes))
         offset = 0
         for buffer, size in zip(buffers, sizes, strict=True):
             raw = (ctypes.c_uint8 * size).from_address(self.address + offset)

@@ -303,10 +303,10 @@ class CudaPlan(Closable):
         # Plain calls in place of `_working`: this is the path whose host time counts.
         self._lock.acquire()
         try:
-            self.check_open()
-            memory = self._state.memory
-            if memory is not None:
-                memory.check_whole()
+            if self._closed:
+                self.check_open()
+            if self._state.memory is not None:
+                self._state.memory.check_whole()
             self._context.push()
             try:
                 if self._steps is None:

@@ -14,7 +14,7 @@ from tests.samples.gpu_samples import SUCCESS, Gpu
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.memory import CudaPool, CudaState
 from tilewright.runtime.cuda.plan import CudaPlan
-from tilewright.runtime.cuda.steps import SLOTS, first_users, last_writers
+from tilewright.runtime.cuda.steps import SLOTS, THREADS_BYTES, first_users, in_parts, last_writers
 from tilewright.runtime.errors import DeviceError, InputError
 from tilewright.runtime.interface.state import PlanState
 from tilewright.runtime.plan.check import validate
@@ -67,6 +67,9 @@ class Adding(Gpu):
     CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1, CU_MEMORYTYPE_DEVICE=2)
 
     def cuMemAllocHost(self, nbytes: int) -> tuple[Any, int]:
+        return self.cuMemAlloc(nbytes)
+
+    def cuMemHostAlloc(self, nbytes: int, flags: int) -> tuple[Any, int]:
         return self.cuMemAlloc(nbytes)
 
     def cuMemFreeHost(self, address: int) -> tuple[Any]:
@@ -223,6 +226,28 @@ def test_large_inputs_arrive_beside_the_step_before(gpu, monkeypatch):
     assert records[0][2] != wait[1] == plan._stream == records[1][2]
     plan.close()
     assert not gpu.memory
+
+
+def test_threads_copy_large_inputs_of_any_layout(gpu, monkeypatch):
+    monkeypatch.setattr("tilewright.runtime.cuda.steps.THREADS_BYTES", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8))
+    plan = load(gpu)
+    total = np.zeros(N, np.float32)
+    for i in range(2 * SLOTS):
+        x = np.repeat(X + i, 2)[::2] if i % 2 else X + i
+        total += x
+        np.testing.assert_array_equal(plan.step([x, np.zeros((), np.float32)])[1], total)
+    assert [len(parts) for *_, parts in plan._steps._slots[0].input_arrays] == [4, 0]
+    plan.close()
+
+
+@pytest.mark.parametrize(("rows", "cores", "parts"), [(1, 8, 0), (3, 8, 3), (9, 2, 2), (9, 1, 0), (9, 16, 4)])
+def test_parts_are_all_rows_once(monkeypatch, rows, cores, parts):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cores))
+    slices = in_parts(np.zeros((rows, THREADS_BYTES), np.uint8))
+    assert len(slices) == parts
+    assert not parts or [i for s in slices for i in range(rows)[s]] == list(range(rows))
+    assert in_parts(np.zeros((2, THREADS_BYTES // 2 - 1), np.uint8)) == []
 
 
 def test_results_that_nobody_read_outlive_their_slot_and_the_plan(gpu):
