@@ -118,7 +118,8 @@ class WindowProblem:
     """A window op without channel reduction (pooling, depthwise convolution).
 
     `planes` counts the independent images (batch times channels), `h`, `w` the outputs of one plane,
-    `weight_bytes` the filter of all planes (0 for pooling).
+    `weight_bytes` the filter of all planes (0 for pooling), `image_bytes` the whole input, which windows of
+    several planes may share (0: no two do).
     """
 
     planes: int
@@ -136,9 +137,10 @@ class WindowProblem:
     weight_bytes: int = 0
     element_bytes: int = 4
     extra_bytes: int = 0
+    image_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self, allow_zero=("extra_bytes", "weight_bytes"))
+        _check_counts(self, allow_zero=("extra_bytes", "weight_bytes", "image_bytes"))
         if len(self.pad) != 4 or min(self.pad) < 0:
             raise InputError(f"expected four non-negative paddings, got {self.pad}")
 
@@ -171,8 +173,10 @@ class WindowProblem:
     def compulsory_bytes(self) -> float:
         """Touched input, weights, outputs and `extra_bytes`."""
         pixels = image_rows(self.axis_h) * image_rows(self.axis_w)
-        moved = self.element_bytes * (self.planes * pixels + self.outputs)
-        return moved + self.weight_bytes + self.extra_bytes
+        image = self.element_bytes * self.planes * pixels
+        if self.image_bytes:
+            image = min(image, self.image_bytes)
+        return image + self.element_bytes * self.outputs + self.weight_bytes + self.extra_bytes
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -
         weight_bytes=weights,
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
+        image_bytes=op.operands[0].tensor.nbytes,
     )
 
 

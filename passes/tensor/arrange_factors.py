@@ -16,6 +16,7 @@ from tilewright.ir import (
     Level,
     Module,
     Op,
+    Pairs,
     Ref,
     Sym,
     TensorType,
@@ -55,7 +56,9 @@ def arrange_factors(module: Module, ctx: PassContext, *, when: Literal["auto", "
     Weights that are constants are packed at compile time. Those of a training step are state: every block of
     every product would gather them element by element, and round them. One copy serves all products that read
     the same array, those of the backward pass too: tensor cores take 16-bit factors along rows or columns.
-    With `auto` factors are stored where the cost model says that this takes less time, on GPUs.
+    A factor that a map puts together of parts of weights, as for gradients of convolutions with strides, is
+    stored as the map yields it. With `auto` factors are stored where the cost model says that this takes less
+    time, on GPUs.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if isinstance(hardware, CpuHardware):
@@ -70,18 +73,20 @@ def arrange_factors(module: Module, ctx: PassContext, *, when: Literal["auto", "
 
 @dataclass(frozen=True)
 class _Factor:
-    """A factor of a product that is one array in another order or dtype.
+    """A factor of a product that is to be stored.
 
-    kernel: name of the product's kernel; position: which of its parameters the array is. at: the index at
-    which the product reads the array. made: the map that yields the factor, if there is one. order: the axes
-    of the array as they are to be stored.
+    kernel: name of the product's kernel; positions: which of its parameters the factor is made of. made: the
+    map that yields the factor, if there is one. by_element: the factor is one array in another order or
+    dtype, and the whole array is stored, else what the map yields. at: the index at which the product reads
+    what is stored; order: the axes of that as they are to be stored.
     """
 
     kernel: str
     operand: int
-    position: int
-    at: tuple[Expr, ...]
+    positions: tuple[int, ...]
     made: Op | None
+    by_element: bool
+    at: tuple[Expr, ...]
     order: tuple[int, ...]
 
 
@@ -102,10 +107,10 @@ def _groups(module: Module, operand: int) -> Iterator[_Group]:
         if len(calls.get(kernel.name, ())) != 1:
             continue
         factor = _factor(kernel, operand)
-        if factor is None or factor.position in constants.get(kernel.name, ()):
+        if factor is None or set(factor.positions) & {*constants.get(kernel.name, ())}:
             continue
-        array = calls[kernel.name][0].operands[factor.position]
-        key = (array, factor.order, kernel_text(_maker(kernel, factor, "factor")))
+        arrays = tuple(calls[kernel.name][0].operands[i] for i in factor.positions)
+        key = (arrays, factor.order, kernel_text(_maker(kernel, factor, "factor")))
         groups.setdefault(key, []).append(factor)
     yield from map(tuple, groups.values())
 
@@ -120,28 +125,32 @@ def _factor(kernel: Func, operand: int) -> _Factor | None:
         return None
     value, at = product.operands[operand], reads(product)[operand]
     made = next((op for op in kernel.body.ops if value in op.results), None)
-    if made is not None:
-        if not _moves_each(made) or made.operands[0] not in kernel.params:
-            return None
+    arrays = (value,) if made is None else tuple(dict.fromkeys(made.operands))
+    if not set(arrays) <= set(kernel.params) or product.operands[0] is product.operands[1]:
+        return None
+    by_element = made is None or _moves_each(made)
+    if made is not None and by_element:
         env = dict(zip(dims(made, "par"), at, strict=True))
         at = tuple(simplify(substitute(e, env), ranges_of(product)) for e in reads(made)[0])
-        array = made.operands[0]
-    else:
-        array = value
-    if array not in kernel.params or product.operands[0] is product.operands[1]:
+    elif not by_element and (operand == 0 or not _maps(made)):
         return None
     order = _order(product, operand, at, value.tensor.dtype)
     if order is None or (made is None and order == tuple(range(len(at)))):
         return None
-    return _Factor(kernel.name, operand, kernel.params.index(array), at, made, order)
+    positions = tuple(kernel.params.index(v) for v in arrays)
+    return _Factor(kernel.name, operand, positions, made, by_element, at, order)
+
+
+def _maps(op: Op | None) -> bool:
+    """Return whether an op is a map of one result whose body does not depend on where it is."""
+    if op is None or op.name != "tensor.map" or len(op.results) != 1 or op.body is None:
+        return False
+    return all(inner.name != "scalar.index" for inner in op.body.ops)
 
 
 def _moves_each(op: Op) -> bool:
     """Return whether a map computes each element of one array once, by itself: a cast, a transpose."""
-    if op.name != "tensor.map" or len(op.operands) != 1 or len(op.results) != 1 or fills(op)[0] is not None:
-        return False
-    assert op.body is not None
-    if any(inner.name == "scalar.index" for inner in op.body.ops):
+    if not _maps(op) or len(op.operands) != 1 or fills(op)[0] is not None:
         return False
     par, seen = dims(op, "par"), set[str]()
     for e, extent in zip(reads(op)[0], op.operands[0].tensor.shape, strict=True):
@@ -182,11 +191,13 @@ def _order(product: Op, operand: int, at: tuple[Expr, ...], dtype: str) -> tuple
 
 
 def _maker(kernel: Func, factor: _Factor, name: str) -> Func:
-    """The kernel that stores a factor; it takes the array."""
-    array = kernel.params[factor.position]
-    param = Value(array.type, array.hint)
+    """The kernel that stores a factor; it takes the arrays that this is made of."""
     product = next(op for op in kernel.body.ops if op.name == "tensor.contract")
     t = product.operands[factor.operand].tensor
+    if factor.made is not None and not factor.by_element:
+        return _reordered_maker(kernel, factor, factor.made, name)
+    array = kernel.params[factor.positions[0]]
+    param = Value(array.type, array.hint)
     names = [f"p{place}" for place in range(len(factor.order))]
     shape = tuple(array.tensor.shape[axis] for axis in factor.order)
     where = tuple(Sym(names[factor.order.index(axis)]) for axis in range(len(factor.order)))
@@ -201,6 +212,20 @@ def _maker(kernel: Func, factor: _Factor, name: str) -> Func:
         )  # fmt: skip
     b.do("tensor.return", stored)
     return Func(Level.TENSOR, name, b.block((param,)), (stored.tensor,))
+
+
+def _reordered_maker(kernel: Func, factor: _Factor, made: Op, name: str) -> Func:
+    """The kernel that stores what a map yields, with its dimensions in another order."""
+    params = {kernel.params[i]: Value(kernel.params[i].type, kernel.params[i].hint) for i in factor.positions}
+    par = tuple(dims(made, "par").items())
+    shape = tuple(made.result.tensor.shape[axis] for axis in factor.order)
+    result = Value(TensorType(made.result.tensor.dtype, shape), made.result.hint)
+    turned = made.with_attrs(par=Pairs(tuple(par[axis] for axis in factor.order)))
+    turned = replace(turned.with_operands(tuple(params[v] for v in made.operands)), results=(result,))
+    b = Builder(made.loc)
+    b.append(turned)
+    b.do("tensor.return", result)
+    return Func(Level.TENSOR, name, b.block(tuple(params.values())), (result.tensor,))
 
 
 def _reader(kernel: Func, factor: _Factor, stored: TensorType) -> tuple[Func, tuple[int, ...]]:
@@ -228,7 +253,7 @@ def _stored(module: Module, group: _Group) -> Module:
     (stored,) = maker.result_types
     assert isinstance(stored, TensorType)
     readers = {factor.kernel: _reader(kernels[factor.kernel], factor, stored) for factor in group}
-    positions = {factor.kernel: factor.position for factor in group}
+    positions = {factor.kernel: factor.positions for factor in group}
     b = Builder()
     copy: Value | None = None
     for op in module.main.body.ops:
@@ -237,8 +262,8 @@ def _stored(module: Module, group: _Group) -> Module:
             b.append(op)
             continue
         if copy is None:
-            array = op.operands[positions[ref.name]]
-            (copy,) = b.emit("tensor.call", [array], {"callee": Ref(maker.name)}, types=[stored], loc=op.loc)
+            arrays = [op.operands[i] for i in positions[ref.name]]
+            (copy,) = b.emit("tensor.call", arrays, {"callee": Ref(maker.name)}, types=[stored], loc=op.loc)
         kept = readers[ref.name][1]
         b.append(op.with_operands((*(op.operands[i] for i in kept), copy)))
     funcs: list[Func] = []

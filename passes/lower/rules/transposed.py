@@ -87,9 +87,11 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     spread = _spread(b, data, layout, steps)
     exact = all(p.exact for p in along.values())
     par, block, phase = _domain(layout, accumulated(t), along, exact)
-    red = tap_dims({d: p.taps for d, p in along.items()}, {"c": g.channels})
+    # Where every channel is on its own, windows have channels that no sum mixes.
+    alone = attrs["groups"] > 1 and g.channels == 1
+    red = tap_dims({d: p.taps for d, p in along.items()}, {} if alone else {"c": g.channels})
     ranges = {d: (0, n - 1) for d, n in (par | red).items()}
-    channel = Sym("k") // g.filters * g.channels + Sym("c")
+    channel: Expr = Sym("k") // g.filters * g.channels + (0 if alone else Sym("c"))
     image: dict[str, Expr] = {"N": Sym("n"), "C": channel}
     for d, p in along.items():
         reach = block[d] + Sym(TAPS[d]) * p.dilation
@@ -100,7 +102,8 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     operands = [spread, _turned(b, weight, attrs["kernel_layout"], along)]
     whole = TensorType(accumulated(t).dtype, tuple(par.values()))
     fill = (zero(data.tensor.dtype), None)
-    sums = reduced(b, "tensor.contract", operands, whole, par, red, reads, multiply_add, fill=fill)
+    name = "tensor.window" if alone else "tensor.contract"
+    sums = reduced(b, name, operands, whole, par, red, reads, multiply_add, fill=fill)
     if not exact:
         sums = _cut(b, sums, TensorType(whole.dtype, t.shape), layout, along)
     return [converted(b, sums, t)]
