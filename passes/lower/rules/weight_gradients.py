@@ -25,7 +25,8 @@ def weight_gradient(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """result[k, taps, c] = sum over samples and windows of g[n, k, window] * x[n, c, window's tap].
 
     Channels are innermost, as tiles of tensor cores want them; the kernel's own order is a copy.
-    Where a group has one input channel, no dimension is only x's besides the taps: a plain reduction.
+    Where a group has one input channel, no dimension is only x's besides the taps: a plain reduction. Its
+    results lie by taps, so that channels are innermost there too, as they are in images.
     """
     cotangent, data = x
     attrs = op.attributes
@@ -34,7 +35,7 @@ def weight_gradient(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     geometry = weight_gradient_of(cotangent.tensor, data.tensor, attrs, len(letters))
     t = accumulated(result_type(op))
     names = {"O": "k", "I": "c", **TAPS}
-    order = kernel_layout if geometry.depthwise else f"O{letters}I"
+    order = f"I{letters}O" if geometry.depthwise else f"O{letters}I"
     extents = dict(zip(kernel_layout, t.shape, strict=True))
     par = {names[d]: extents[d] for d in order}
     result = TensorType(t.dtype, tuple(par.values()))
