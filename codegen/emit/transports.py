@@ -11,6 +11,7 @@ from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.prelude.tensor_maps import CACHE_HINTS, copy_name
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr
+from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import interval, multiple_of, simplify
 from tilewright.ir.thread.role_ops import issued_by_one
@@ -31,7 +32,8 @@ def _issue(e: Emission, op: Op, statement: str) -> None:
     """The statement, by one thread of those that run the op."""
     cuda_roles(e, op)
     alone = e.role is not None and issued_by_one(e.role)
-    e.line(statement if alone else f"if ({e.symbol('tid')} == 0) {statement}")
+    first = f"{e.symbol('tid')} % {WARP} == 0" if op.get("by_warp") else f"{e.symbol('tid')} == 0"
+    e.line(statement if alone else f"if ({first}) {statement}")
 
 
 def _texts(e: Emission, exprs: Sequence[Expr]) -> list[str]:

@@ -32,6 +32,7 @@ _AT = AttrDef("exprs", doc="coordinates of the first element, outermost first; t
 _DST = AttrDef("exprs", doc="index of the first row's first element in shared memory, its slot first")
 _TILE = AttrDef("ints", doc="elements that one copy brings, as the map says")
 _TO = AttrDef("ints", (), "ranks in the cluster whose slots are filled; none: of this block alone")
+_BY_WARP = AttrDef("bool", False, "every warp has stores of its own, which its first lane gives out")
 _HINT = AttrDef("str", "", "evict_first or evict_last: how long the lines shall stay in the L2 cache")
 _ASYNC = frozenset({"read", "write", "async"})
 
@@ -131,6 +132,7 @@ define(
         "at": _AT,
         "tile": _TILE,
         "add": AttrDef("bool", False, "add to what is there, element by element, in any order"),
+        "by_warp": _BY_WARP,
     },
     results=0,
     infer=_infer_store,
@@ -141,6 +143,7 @@ define(
     BULK_COMMIT,
     (),
     "Close the group of stores of tiles that were started since the last one.",
+    attrs={"by_warp": _BY_WARP},
     results=0,
     infer=no_results,
     effects=frozenset({"async"}),
@@ -151,7 +154,7 @@ define(
     (),
     "Wait until at most `pending` groups of stores of tiles are unfinished; with `reads`, until those beyond "
     "have read shared memory, which threads may write again after the next barrier.",
-    attrs={"pending": AttrDef("int", 0), "reads": AttrDef("bool", True)},
+    attrs={"pending": AttrDef("int", 0), "reads": AttrDef("bool", True), "by_warp": _BY_WARP},
     results=0,
     infer=no_results,
     effects=frozenset({"async"}),

@@ -83,13 +83,16 @@ def check_published(block: Block, readers: Collection[str] = tuple(_READS)) -> N
     """Raise InputError for asynchronous reads of tiles that no thread published before the barrier.
 
     In each block the last barrier before a multiplication, or the store of a tile, must follow
-    `thread.fence_async_proxy` at once. readers: the ops to look at.
+    `thread.fence_async_proxy` at once; of what a warp stores by itself, the last barrier of the warp.
+    readers: the ops to look at.
     """
-    before, published = "", False
+    before, published, of_warp = "", False, False
     for op in block.ops:
         if op.name == "thread.barrier":
-            published = before == "thread.fence_async_proxy"
-        if op.name in readers and not published:
+            published = of_warp = before == "thread.fence_async_proxy"
+        if op.name == "thread.warp_barrier":
+            of_warp = before == "thread.fence_async_proxy"
+        if op.name in readers and not (of_warp if op.get("by_warp") else published):
             raise InputError(
                 "expected thread.fence_async_proxy and a barrier between shared memory's new values and "
                 f"their asynchronous {_READS[op.name]}",

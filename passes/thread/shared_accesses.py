@@ -91,9 +91,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
                 yield Access(tile, False, place, 1, mask, ranges, group=0, by="multiplications")
     if op.name == STORE_TILE:
         tile, first = op.operands[0], op.exprs("src")
-        yield Access(
-            tile, False, (first[0], *[None] * (len(first) - 1)), 1, mask, ranges, group=-1, by="stores"
-        )
+        yield Access(tile, False, (*first[:-2], None, None), 1, mask, ranges, group=-1, by="stores")
     for table, write in ((_READS, False), (_WRITES, True)):
         if op.name not in table:
             continue

@@ -51,9 +51,9 @@ class MatrixParameters(AttrRecord):
     already. copiers: warps of a role that copies what others multiply, 0 where all warps do both (no roles).
     teams: roles of `warps` each that multiply; two take tiles in turn, so that the results of one are
     written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
-    for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy.
-    cluster: blocks whose tiles lie one after the other along m; each brings a part of the second factor to
-    all of them.
+    for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy;
+    stores: the same of results, which it writes. cluster: blocks whose tiles lie one after the other along m;
+    each brings a part of the second factor to all of them.
     """
 
     block: MatrixTile
@@ -68,6 +68,7 @@ class MatrixParameters(AttrRecord):
     blocks: int = field(default=0, metadata={"least": 0})
     transport: Literal["threads", "engine"] = "threads"
     cluster: int = 1
+    stores: Literal["threads", "engine"] = "threads"
 
     @property
     def team_warps(self) -> int:
@@ -114,7 +115,7 @@ class MatrixParameters(AttrRecord):
             self._check_groups(view)
         if self.copiers:
             self._check_roles(view)
-        elif self.teams > 1 or self.blocks or self.transport == ENGINE or self.cluster > 1:
+        elif self.teams > 1 or self.blocks or ENGINE in (self.transport, self.stores) or self.cluster > 1:
             raise InputError(
                 "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
             )

@@ -26,10 +26,11 @@ from tilewright.ir.hardware_facts import (
     WARPGROUP_WARPS,
 )
 from tilewright.ir.tensor.ops import dims
-from tilewright.passes.kernels.matrix.parameters import MatrixParameters
+from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
+from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
@@ -39,6 +40,8 @@ COPIER_REGISTERS = {False: 96, True: 40}
 PIECE_COLUMNS, PIECE_PADS = 32, {False: 8, True: 4}
 #: elements of one vector of the results
 LANES = 4
+#: where a team lays down results: one buffer, or one per result that the copy engine writes
+Stage = Value | dict[Value, Value]
 
 
 def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
@@ -101,6 +104,7 @@ class _RoleMatrix:
                     "expected a second factor that the copy engine can bring to clusters",
                     where=f"@{self.name}",
                 )
+            self.results = self._engine_results()
             stages = [self._stage() for _ in range(plan.teams)]
             tiles = [f.tiles for f in factors]
             scope = "cluster" if plan.cluster > 1 else "block"
@@ -124,8 +128,18 @@ class _RoleMatrix:
             return None
         return self.w.b.value("thread.channel", hint=f"order{team}", slots=1)
 
-    def _stage(self) -> Value:
+    def _engine_results(self) -> EngineResults | None:
+        """The results, where the copy engine shall write them and can."""
+        plan, view = self.plan, self.view
+        if plan.stores != ENGINE:
+            return None
+        tiling = Tiling(view.batch, view.rows, view.columns, plan.team_warps, plan.warp_n)
+        return EngineResults.of(self.w, self.op, tiling)
+
+    def _stage(self) -> Stage:
         """Where a team's warps bring sums into rows of results, each a piece of its own."""
+        if self.results is not None:
+            return self.results.pieces()
         pad, columns = PIECE_PADS[self.transposed], self._piece_columns()
         shape = (columns, MMA_M + pad) if self.transposed else (MMA_M, columns + pad)
         return self.w.alloc((self.plan.team_warps, *shape), "f32", "shared", "pieces")
@@ -184,7 +198,7 @@ class _RoleMatrix:
                 w.b.do("thread.publish", ring, item=item)
 
     def _multiply(
-        self, factors: list[Staged], ring: Value, orders: list[Value | None], stage: Value, team: int
+        self, factors: list[Staged], ring: Value, orders: list[Value | None], stage: Stage, team: int
     ) -> None:
         w, plan = self.w, self.plan
         acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
@@ -203,7 +217,20 @@ class _RoleMatrix:
             self._hand_on_turn(orders[team], tile)
             w.b.do("thread.warpgroup_wait", acc)
             w.b.do("thread.release", ring, item=w.simple(tile.item + self.chunks - 1))
-            self._results(acc, stage, tile)
+            if self.results is not None:
+                assert not isinstance(stage, Value)
+                self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]))
+            else:
+                assert isinstance(stage, Value)
+                self._results(acc, stage, tile)
+
+    def _place(self, tile: _Tile, row_tiles: int) -> Place:
+        """Where the sums of this warp belong."""
+        w, plan = self.w, self.plan
+        _, own = warpgroup_rows(w, plan)
+        rows = tuple(w.simple(own + i * (WARPGROUP_WARPS * MMA_M)) for i in range(row_tiles))
+        column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
+        return Place(tile.batch, tile.m, tile.n, rows, column)
 
     def _await_turn(self, orders: list[Value | None], team: int, tile: _Tile) -> None:
         """Wait until the team before has received all chunks of the tile before."""

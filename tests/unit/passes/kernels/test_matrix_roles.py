@@ -63,6 +63,14 @@ def emulated(
             (64, 32, 32, 4, 1, 3),
             {"blocks": 4, "teams": 2, "transport": "engine", "cluster": 2, "raster": 4},
         ),
+        (
+            "f16",
+            (70, 40, 200),
+            (64, 64, 64, 4, 1, 3),
+            {"transport": "engine", "stores": "engine", "blocks": 2},
+        ),
+        ("bf16", (130, 200, 72), (128, 128, 32, 8, 1, 3), {"stores": "engine", "blocks": 1}),
+        ("f16", (140, 104, 72), (128, 96, 32, 4, 1, 3), {"stores": "engine", "blocks": 1, "teams": 2}),
     ],
 )
 def test_products(dtype, size, tiles, more):
@@ -89,6 +97,7 @@ def test_any_order_of_threads(seed):
         ((3, (9, 8), 72, 16, 3, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {"transport": "engine"}),
         ((3, (9, 8), 72, 16, 1, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {"transport": "engine"}),
         ((2, (8, 9), 64, 16, 5, 1, "NHWC"), (128, 16, 64, 8, 1, 3), {"blocks": 1, "transport": "engine"}),
+        ((2, (7, 7), 24, 40, 3, 1, "NHWC"), (64, 64, 16, 4, 1, 3), {"blocks": 1, "stores": "engine"}),
     ],
 )
 def test_convolutions_with_epilogues(shape, tiles, more):
@@ -133,6 +142,19 @@ def test_the_engine_brings_what_it_can(channels, brought):
     assert ("thread.copy_async" in names) is not brought
     (got,) = run(func, "emulator", inputs).values()
     assert_close(got.astype(np.float64), convolved(*inputs, 3, 1, "NHWC"), "f16")
+
+
+@pytest.mark.parametrize(("columns", "written"), [(40, True), (42, False)])
+def test_the_engine_writes_results_whose_rows_it_can(columns, written):
+    """Rows of 168 bytes are no multiple of 16: threads write them."""
+    kernel = gemm("f16", 70, columns, 64)
+    func = by_roles(kernel, 64, 32, 64, 4, 1, 3, stores="engine")
+    names = [op.name for op in walk(func.body)]
+    assert ("thread.store_tile" in names) is written
+    assert ("thread.bulk_wait" in names) is written
+    a, b = inputs_of(kernel)
+    (got,) = run(func, "emulator", [a, b], seed=2).values()
+    assert_close(got.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64).T, "f16")
 
 
 def test_computed_factors_are_stored_to_slots():

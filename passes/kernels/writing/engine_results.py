@@ -1,0 +1,191 @@
+"""Results that the copy engine writes: from sums in fragments through pieces of a warp in shared memory.
+
+A warp computes the epilogue on the sums where they are, 16 rows and up to 128 bytes of columns at a time, and
+lays the results down as the engine reads them; its first lane has them written. While one piece is written
+the next one is computed: two pieces take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+
+from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
+from tilewright.ir.tensor.ops import dims, domain
+from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
+from tilewright.ir.types import TensorType, itemsize, storage_dtype
+from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: bytes of a row of a piece at most: those of the widest swizzle
+ROW_BYTES = 128
+#: bytes at whose multiples a swizzle begins
+ALIGNMENT = 1024
+#: pieces of a warp that take turns
+PIECES = 2
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A tile of results of a team of warps: names of the dimensions that make up batch, rows and columns.
+
+    warps: of the team. warp_columns: those that a warp holds.
+    """
+
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    warps: int
+    warp_columns: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a warp's sums: batch index, first row and column of the tile, and those of the warp in it.
+
+    rows: per tile of rows of the fragments its first row in the block's tile.
+    """
+
+    batch: Mapping[str, Expr]
+    m: Expr
+    n: Expr
+    rows: Sequence[Expr]
+    column: Expr
+
+
+class EngineResults:
+    """The results of one contraction that the copy engine writes; `of` says whether it can."""
+
+    def __init__(self, w: Writer, op: Op, tiling: Tiling, columns: int, maps: Mapping[Value, int]) -> None:
+        self.w, self.op, self.tiling, self.columns, self.maps = w, op, tiling, columns, maps
+        sizes = domain(op)
+        self.sizes = sizes
+        self.m, self.n = (_count(sizes, names) for names in (tiling.rows, tiling.columns))
+        self.outer = tuple(d for d in tiling.batch if sizes[d] > 1)
+
+    @staticmethod
+    def of(w: Writer, op: Op, tiling: Tiling) -> EngineResults | None:
+        """The results of `op`, their maps given to the kernel; None where the engine cannot write them."""
+        sizes = [itemsize(v.tensor.dtype) for v in w.outputs]
+        columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
+        if len(set(sizes)) != 1 or columns * sizes[0] not in (32, 64, 128):
+            return None
+        position = len(w.inputs)
+        parameters = [_map_of(op, v.tensor, tiling, position + i, columns) for i, v in enumerate(w.outputs)]
+        known = [p for p in parameters if p is not None]
+        if len(known) != len(parameters):
+            return None
+        maps = {v: w.add_map(p) for v, p in zip(w.outputs, known, strict=True)}
+        return EngineResults(w, op, tiling, columns, maps)
+
+    def pieces(self) -> dict[Value, Value]:
+        """Where the warps of a team lay down their results: a buffer per output."""
+        shape = (self.tiling.warps, PIECES, MMA_M, self.columns)
+        return {
+            v: self.w.alloc(shape, v.tensor.dtype, "shared", "pieces", swizzled=True, align=ALIGNMENT)
+            for v in self.w.outputs
+        }
+
+    def write(self, sums: Value, pieces: Mapping[Value, Value], place: Place) -> None:
+        """Compute the results of this warp's sums and have them written; the pieces are free at the end."""
+        w = self.w
+        panels = self.tiling.warp_columns // self.columns
+        for i, row in enumerate(place.rows):
+            for panel in range(panels):
+                number = i * panels + panel
+                if number >= PIECES:
+                    w.b.do("thread.bulk_wait", pending=PIECES - 1, by_warp=True)
+                self._piece(sums, pieces, place, i, row, panel, number % PIECES)
+        w.b.do("thread.bulk_wait", by_warp=True)
+
+    def _piece(
+        self,
+        sums: Value,
+        pieces: Mapping[Value, Value],
+        place: Place,
+        i: int,
+        row: Expr,
+        panel: int,
+        turn: int,
+    ) -> None:
+        w, tiles = self.w, self.columns // MMA_N
+        warp, lane = Sym("tid") // WARP, Sym("tid") % WARP
+        column = place.column + panel * self.columns
+        with w.loop("j", tiles, unroll=1) as j, w.loop("half", 2, unroll=1) as half:
+            both = w.alloc((2,), "f32", "reg", "pair")
+            for pair in (0, 1):
+                element = w.b.value("thread.get_fragment", sums, item=(i, panel * tiles + j), at=(half, pair))
+                w.store(element, both, (pair,))
+            inner = w.simple(half * (MMA_M // 2) + lane // 4)
+            first = w.simple(j * MMA_N + lane % 4 * 2)
+            mask = self._inside(place.m + row + inner, place.n + column + first)
+            with w.when(mask), w.loop("v", 2, unroll=1) as v:
+                points = Points(w, {self.op.result: w.load(both, (v,))})
+                index = self._index(place, place.m + row + inner, place.n + column + first + v)
+                for result, piece in pieces.items():
+                    with w.b.at(w.producers[result].loc):
+                        w.store(points.value(result, index), piece, (warp, turn, inner, first + v))
+        w.b.do("thread.fence_async_proxy")
+        w.b.do("thread.warp_barrier")
+        for result, piece in pieces.items():
+            self._store(result, piece, place, row, column, (warp, turn, 0, 0))
+        w.b.do("thread.bulk_commit", by_warp=True)
+
+    def _store(
+        self, result: Value, piece: Value, place: Place, row: Expr, column: Expr, src: tuple[Expr, ...]
+    ) -> None:
+        w = self.w
+        at = (*(place.batch[d] for d in self.outer), place.m + row, place.n + column)
+        w.b.do(
+            "thread.store_tile", piece, w.outputs[result],
+            map=self.maps[result], src=tuple(map(w.simple, src)), at=tuple(map(w.simple, at)),
+            tile=(1,) * len(self.outer) + (MMA_M, self.columns), by_warp=True,
+        )  # fmt: skip
+
+    def _inside(self, m: Expr, n: Expr) -> Mask:
+        """Where an element and its neighbour are results; neighbours are so together, or masked alone."""
+        return (*self.w.below(self.w.simple(m), self.m), *self.w.below(self.w.simple(n), self.n))
+
+    def _index(self, place: Place, m: Expr, n: Expr) -> tuple[Expr, ...]:
+        w, index = self.w, dict(place.batch)
+        for names, at in ((self.tiling.rows, m), (self.tiling.columns, n)):
+            parts = w.unravel(w.simple(at), [self.sizes[d] for d in names])
+            index.update(zip(names, parts, strict=True))
+        return tuple(index[d] for d in dims(self.op, "par"))
+
+
+def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:
+    total = 1
+    for d in names:
+        total *= sizes[d]
+    return total
+
+
+def _map_of(op: Op, t: TensorType, tiling: Tiling, position: int, columns: int) -> ParameterMap | None:
+    """The map of a result for pieces of 16 rows; None where rows or columns are no run, or rules forbid."""
+    par, size = dims(op, "par"), itemsize(t.dtype)
+    if t.shape != tuple(par.values()) or _count(par, tiling.columns) % 2:
+        return None
+    steps = dict(zip(par, t.strides, strict=True))
+    runs = []
+    for names in (tiling.rows, tiling.columns):
+        run = [(par[d], steps[d]) for d in names if par[d] > 1]
+        if not run or any(a[1] != b[0] * b[1] for a, b in pairwise(run)):
+            return None
+        runs.append((_count(par, names), run[-1][1]))
+    (m, row_step), (n, column_step) = runs
+    outer = [d for d in tiling.batch if par[d] > 1]
+    if column_step != 1:
+        return None
+    recipe = TensorMap(
+        storage_dtype(t.dtype).name,
+        (*(par[d] for d in outer), m, n),
+        (*(steps[d] * size for d in outer), row_step * size),
+        (*(1 for _ in outer), MMA_M, columns),
+        swizzle=columns * size,
+    )
+    parameter = ParameterMap(position, recipe, t.start * size)
+    return None if parameter.offset % 16 or any(map_faults(recipe)) else parameter
