@@ -12,7 +12,7 @@ from math import prod
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.expr import Expr
-from tilewright.ir.hardware_facts import WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import MOST_REGISTERS, WARP, WARPGROUP_WARPS
 from tilewright.ir.nodes import Block, Op, Value, walk
 from tilewright.ir.opdef import op_def
 from tilewright.ir.simplify import simplify
@@ -223,10 +223,13 @@ def _role(e: Emission, op: Op) -> None:
 
 
 def _set_registers(e: Emission, role: Op) -> None:
-    """Take or give back registers; at launch every thread has an equal share of the multiprocessor's."""
+    """Take or give back registers; at launch every thread has an equal share of the multiprocessor's.
+
+    Where that is as many as a thread can have, nobody lacks any, and nothing is passed on.
+    """
     wanted = role.integer("registers")
     share = launch_registers(e.func) // e.block_size
-    if wanted and wanted != share:
+    if wanted and wanted != share < MOST_REGISTERS:
         e.line(f"{e.need('registers_up' if wanted > share else 'registers_down')}<{wanted}>();")
 
 

@@ -90,7 +90,13 @@ def test_roles_compile_for_hopper():
     text = emit_cuda(parse(TEXT).funcs[0]).source
     built = compile_cuda(text, arch="sm_90a", flags=("-DTW_SPIN_LIMIT=67108864",))
     assert built.kernels["k"].spill_bytes == 0
-    for words in ("setmaxnreg.dec", "arrive.noinc", "try_wait.parity", "tw_channel<3, 128, 4>"):
+    for words in ("arrive.noinc", "try_wait.parity", "tw_channel<3, 128, 4>"):
+        assert words in text
+    assert "setmaxnreg" not in text  # 256 threads have all the registers that they can have
+    wide = TEXT.replace("block = 256", "block = 384").replace('"add", reg', '"add", warps = 8, reg')
+    text = emit_cuda(parse(wide).funcs[0]).source
+    assert compile_cuda(text, arch="sm_90a").kernels["k"].registers == 168
+    for words in ("setmaxnreg.dec", "setmaxnreg.inc"):
         assert words in text
     assert "release.cluster" not in text.replace("fence.mbarrier_init.release.cluster", "")
 
