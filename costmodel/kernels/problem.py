@@ -119,7 +119,8 @@ class WindowProblem:
 
     `planes` counts the independent images (batch times channels), `h`, `w` the outputs of one plane,
     `weight_bytes` the filter of all planes (0 for pooling), `image_bytes` the whole input, which windows of
-    several planes may share (0: no two do).
+    several planes may share (0: no two do), `weight_stride` the bytes from the filter of one innermost output
+    to that of the next (0: they lie side by side).
     """
 
     planes: int
@@ -138,9 +139,11 @@ class WindowProblem:
     element_bytes: int = 4
     extra_bytes: int = 0
     image_bytes: int = 0
+    weight_stride: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self, allow_zero=("extra_bytes", "weight_bytes", "image_bytes"))
+        allow_zero = ("extra_bytes", "weight_bytes", "image_bytes", "weight_stride")
+        _check_counts(self, allow_zero=allow_zero)
         if len(self.pad) != 4 or min(self.pad) < 0:
             raise InputError(f"expected four non-negative paddings, got {self.pad}")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir import Func, Op, Sym, Value
-from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.expr import Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
-from tilewright.ir.simplify import Ranges, coefficients, interval
+from tilewright.ir.simplify import Ranges, coefficients, interval, simplify
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
@@ -139,7 +139,42 @@ def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -
         element_bytes=itemsize(op.operands[0].tensor.dtype),
         extra_bytes=max(0, traffic(kernel) - main),
         image_bytes=op.operands[0].tensor.nbytes,
+        weight_stride=_weight_stride(kernel, op),
     )
+
+
+def _weight_stride(kernel: Func, op: Op) -> int:
+    """Bytes from the weights of one of the innermost outputs to those of the next; 0 where side by side."""
+    par = dims(op, "par")
+    inner = next((d for d in reversed(par) if par[d] > 1), "")
+    if len(op.operands) < 2 or not inner:
+        return 0
+    return stride_of(kernel, op, op.operands[1], reads(op)[1], inner)
+
+
+def stride_of(kernel: Func, op: Op, value: Value, at: Sequence[Expr], d: str) -> int:
+    """Bytes in memory from one index along a dimension of an op to the next, of what it reads of a value.
+
+    0 where they lie side by side. What a map of the kernel makes is read where the map reads its parameters.
+    """
+    producer = next((o for o in kernel.body.ops if value in o.results), None)
+    if producer is None:
+        read = [(value, tuple(at))]
+    elif producer.name == "tensor.map":
+        env = dict(zip(dims(producer, "par"), at, strict=True))
+        places = (tuple(substitute(e, env) for e in place) for place in reads(producer))
+        read = [(v, place) for v, place in zip(producer.operands, places, strict=True) if v in kernel.params]
+    else:
+        return 0
+    widest = 0
+    for v, place in read:
+        offset: Expr = 0
+        for e, stride in zip(place, v.tensor.strides, strict=True):
+            offset += e * stride
+        form = coefficients(simplify(offset, ranges_of(op)), [d], ranges_of(op))
+        step = abs(form[0].get(d, 0)) if form is not None else 0
+        widest = max(widest, step * itemsize(v.tensor.dtype) if step > 1 else 0)
+    return widest
 
 
 def stream_problem(kernel: Func) -> StreamProblem:

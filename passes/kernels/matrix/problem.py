@@ -8,14 +8,14 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.ir import Expr, Func, Op, Sym, walk
-from tilewright.ir.expr import substitute, symbols
+from tilewright.ir import Func, Op, Sym, walk
+from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
-from tilewright.ir.simplify import coefficients, interval, simplify
-from tilewright.ir.tensor.ops import dims, ranges_of, reads
+from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
-from tilewright.passes.kernels.kernel_problem import reached, traffic
+from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, plain
@@ -109,25 +109,7 @@ def _may_be_packed(kernel: Func, view: MatrixView) -> bool:
 def _stride(kernel: Func, view: MatrixView, operand: int) -> int:
     """Bytes between what neighbouring threads read to fill a tile; 0 where that lies side by side."""
     source = view.sources[operand]
-    d = view.along(operand) or view.channel
-    producer = next((op for op in kernel.body.ops if source.value in op.results), None)
-    if source.given:
-        read = [(source.value, source.at)]
-    elif producer is not None and producer.name == "tensor.map":
-        env = dict(zip(dims(producer, "par"), source.at, strict=True))
-        places = (tuple(substitute(e, env) for e in at) for at in reads(producer))
-        read = [(v, at) for v, at in zip(producer.operands, places, strict=True) if v in kernel.params]
-    else:
-        return 0
-    widest = 0
-    for v, at in read:
-        offset: Expr = 0
-        for e, stride in zip(at, v.tensor.strides, strict=True):
-            offset += e * stride
-        form = coefficients(simplify(offset, ranges_of(view.op)), [d], ranges_of(view.op))
-        step = abs(form[0].get(d, 0)) if form is not None else 0
-        widest = max(widest, step * itemsize(v.tensor.dtype) if step > 1 else 0)
-    return widest
+    return stride_of(kernel, view.op, source.value, source.at, view.along(operand) or view.channel)
 
 
 def _packs_rows(kernel: Func, view: MatrixView) -> bool:

@@ -196,9 +196,11 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
     narrow = problem.element_bytes < 4
     converted = patch.needed + weights * weight_lanes + outputs * vec if narrow else 0
     access = fit.access_instructions if lanes or vec == 1 else fit.run_access_instructions
+    apart = bool(lanes and problem.weight_stride)  # each lane's weights are a load of their own
+    weight_loads = weights * (weight_lanes if apart else 1)
     instructions = (
         fit.start_instructions
-        + (patch.loads + weights + outputs) * access
+        + (patch.loads + weight_loads + outputs) * access
         + converted
         + outputs * problem.taps * vec * (1 if problem.weight_bytes or not narrow else 2)
     )
@@ -207,7 +209,10 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
     warps = -(-threads // WARP)
     issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
     issue_clk = -(-warps // hardware.sm_count) * instructions / issue
-    lines = patch.lines + weights * (patch.row_lines if lanes else 1) + outputs * patch.row_lines
+    weight_lines = weights * (patch.row_lines if lanes else 1)
+    if apart:
+        weight_lines = weight_loads * min(float(WARP), _lines(vec * problem.weight_stride))
+    lines = patch.lines + weight_lines + outputs * patch.row_lines
     lines_clk = -(-warps // hardware.sm_count) * lines
     registers = _OTHER_REGISTERS + outputs * vec + patch.words
     blocks = max(1, hardware.registers_per_sm // registers // p.threads)
