@@ -12,7 +12,7 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div
 from tilewright.costmodel.kernels.windows import IntArray
 from tilewright.ir.errors import InputError
-from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
 from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
 
@@ -226,6 +226,14 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
     steps = space.k * problem.element_bytes // MMA_K_BYTES if rounds_first(problem) else 0
     fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
+    for extent, copy, rows in (
+        (space.m, problem.first_copy, problem.first_rows),
+        (space.n, problem.second_copy, problem.second_rows),
+    ):
+        if copy and not rows and copy * problem.element_bytes < ASYNC_COPY_BYTES[0]:
+            # Each of a thread's many narrow copies to a turned tile keeps its place in a register.
+            narrow = extent * space.k // (copy * WARP * space.warps)
+            fragments = fragments + np.where(space.groups > 0, narrow, 0)
     return np.asarray(sums + fragments + other + ahead, dtype=np.int64)
 
 
