@@ -142,6 +142,16 @@ static inline T tw_shuffle(T value, TwShuffleKind kind, int offset, int width, i
 #define __syncthreads() tw_barrier(__LINE__)
 static void tw_nothing_together(void**, int) {}
 #define __syncwarp() tw_together(__LINE__, tw_nothing_together, nullptr)
+static int tw_some;
+static inline int tw_barrier_or(int value, int line) {
+    tw_barrier(line);
+    tw_some = 0;
+    tw_barrier(line);
+    if (value) tw_some = 1;
+    tw_barrier(line);
+    return tw_some;
+}
+#define __syncthreads_or(value) tw_barrier_or(value, __LINE__)
 #define __shfl_sync(mask, value, lane, width) tw_shuffle(value, TW_INDEX, lane, width, __LINE__)
 #define __shfl_up_sync(mask, value, by, width) tw_shuffle(value, TW_UP, by, width, __LINE__)
 #define __shfl_down_sync(mask, value, by, width) tw_shuffle(value, TW_DOWN, by, width, __LINE__)
@@ -306,6 +316,29 @@ static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long l
     }
     delete held;
 }
+// The same of bfloat16, in pairs along k; sums that are fresh start from 0.
+struct TwHeldPairs { const unsigned int* a; float rows[2][16]; };
+static void tw_held_pairs_together(void** lanes, int present) {
+    if (present != 32) tw_fail("wgmma needs all 32 lanes of a warp", -1);
+    for (int lane = 0; lane < 32; ++lane)
+        for (int k = 0; k < 16; ++k)
+            for (int i = 0; i < 2; ++i) {
+                const unsigned int pair = ((TwHeldPairs*)lanes[lane / 4 * 4 + k % 8 / 2])->a[k / 8 * 2 + i];
+                ((TwHeldPairs*)lanes[lane])->rows[i][k] = tw_brain(pair >> k % 2 * 16 & 0xffffu);
+            }
+}
+template <int n, bool fresh>
+static void tw_warpgroup_held_pairs(float* sums, unsigned long long a, unsigned long long b) {
+    TwHeldPairs* held = (TwHeldPairs*)a;
+    for (int i = 0; i < n / 2; ++i) {
+        const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        double sum = fresh ? 0.0 : sums[i];
+        for (int k = 0; k < 16; ++k)
+            sum += (double)held->rows[i % 4 / 2][k] * tw_tile_element<2, tw_brain>(b, column, k);
+        sums[i] = (float)sum;
+    }
+    delete held;
+}
 // Templates, so that only what a kernel calls is compiled.
 #define TW_WGMMA_OF(kind, n, bytes, value, a_turned, b_turned)                                               \
     template <class Float>                                                                                   \
@@ -315,6 +348,13 @@ static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long l
 #define TW_WGMMA_TURNED(dtype, n, value)                                                                     \
     TW_WGMMA_OF(dtype, n, 2, value, false, false) TW_WGMMA_OF(dtype##_a, n, 2, value, true, false)            \
     TW_WGMMA_OF(dtype##_b, n, 2, value, false, true) TW_WGMMA_OF(dtype##_ab, n, 2, value, true, true)
+#define TW_WGMMA_HELD_PAIRS(n, fresh, name)                                                                  \
+    template <class Float>                                                                                   \
+    static inline void name(Float* c, const unsigned int* a, unsigned long long b) {                         \
+        TwHeldPairs* own = new TwHeldPairs{a, {}};                                                           \
+        tw_together(-1, tw_held_pairs_together, own);                                                        \
+        tw_multiply(tw_warpgroup_held_pairs<n, fresh>, c, (unsigned long long)own, b);                       \
+    }
 #define TW_WGMMA(n)                                                                                          \
     TW_WGMMA_TURNED(f16, n, tw_half) TW_WGMMA_TURNED(bf16, n, tw_brain)                                       \
     TW_WGMMA_OF(f32, n, 4, tw_cut_tf32, false, false)                                                         \
@@ -323,7 +363,8 @@ static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long l
         TwHeld* own = new TwHeld{a, {}};                                                                     \
         tw_together(-1, tw_held_together, own);                                                              \
         tw_multiply(tw_warpgroup_held<n>, c, (unsigned long long)own, b);                                    \
-    }
+    }                                                                                                        \
+    TW_WGMMA_HELD_PAIRS(n, false, tw_wgmma_bf16_held_##n) TW_WGMMA_HELD_PAIRS(n, true, tw_wgmma_bf16_held_fresh_##n)
 TW_WGMMA(8) TW_WGMMA(16) TW_WGMMA(24) TW_WGMMA(32) TW_WGMMA(40) TW_WGMMA(48) TW_WGMMA(56) TW_WGMMA(64)
 TW_WGMMA(72) TW_WGMMA(80) TW_WGMMA(88) TW_WGMMA(96) TW_WGMMA(104) TW_WGMMA(112) TW_WGMMA(120) TW_WGMMA(128)
 TW_WGMMA(136) TW_WGMMA(144) TW_WGMMA(152) TW_WGMMA(160) TW_WGMMA(168) TW_WGMMA(176) TW_WGMMA(184) TW_WGMMA(192)
@@ -331,6 +372,7 @@ TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(2
 #undef TW_WGMMA
 #undef TW_WGMMA_TURNED
 #undef TW_WGMMA_OF
+#undef TW_WGMMA_HELD_PAIRS
 static inline void tw_wgmma_begin() {}
 static inline void tw_wgmma_commit() { tw_multiply_commit(); }
 template <int pending>

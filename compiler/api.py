@@ -78,9 +78,10 @@ def compile(
     budget: how long `measure` may take, in seconds or as text (`60s`, `5min`): kernels that take more of the
         network's time get more of it. 0 uses what is known and measures nothing; None ends where the search
         sees no more gain.
-    precision: `fp32`; `tf32` lets contractions round their factors to TF32 where tensor cores multiply them;
-        `fp16` and `bf16` store tensors in 16 bits between ops and accumulate in float32. Inputs and outputs
-        keep their types.
+    precision: `fp32`, whose long sums of products tensor cores may compute from pieces of the factors with no
+        larger errors; `fp32-strict` keeps them to chains of float32 additions; `tf32` lets contractions round
+        their factors to TF32 where tensor cores multiply them; `fp16` and `bf16` store tensors in 16 bits
+        between ops and accumulate in float32. Inputs and outputs keep their types.
     libraries: whether kernels of cuBLASLt and cuDNN may compete with generated ones: with
         `tune="measure"` they are taken where they are measured to be faster. `tune="model"` measures nothing
         and so takes none, which the facts of the executable say (`exe.report()["libraries"]`).

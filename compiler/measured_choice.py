@@ -12,6 +12,7 @@ from tilewright.ir import Module
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.measuring.budget import Budget, budget_seconds
 from tilewright.measuring.measurer import measurer
+from tilewright.passes.pipelines import FACTORS
 from tilewright.request import CompileRequest
 from tilewright.tuning.database.records import lines_of
 from tilewright.tuning.database.travel import TEXT
@@ -54,7 +55,14 @@ def measured_choice(target: Target, request: CompileRequest) -> Iterator[Measure
             if request.libraries
             else None
         )
-        tuner_of = partial(Tuner, m, streams=streams, progress=request.progress, workspace=request.workspace)
+        tuner_of = partial(
+            Tuner,
+            m,
+            streams=streams,
+            progress=request.progress,
+            workspace=request.workspace,
+            factors=FACTORS.get(request.precision, ""),
+        )
         if libraries is None or not libraries.possible:
             tuner = tuner_of(budget)
         else:  # the search leaves some of the budget to the comparison

@@ -92,7 +92,8 @@ THREAD: Mapping[str, Pipeline] = {
 
 #: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse
 PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
-    "fp32": {},
+    "fp32": {"tensor": Pipeline.parse("allow-split")},
+    "fp32-strict": {},
     "tf32": {"tensor": Pipeline.parse("allow-tf32")},
     "fp16": {"graph": Pipeline.parse("mixed-precision{dtype=f16}, fold-constants, cse, dce")},
     "bf16": {"graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce")},
@@ -123,12 +124,24 @@ ESTIMATES: Mapping[str, Pipeline] = {
     "program": _KERNELS,
     "parts": TENSOR.only("split-reductions") + _KERNELS,
     "product": _LOWERED + _PRODUCT,
-    "tf32 product": _LOWERED + PRECISIONS["tf32"]["tensor"] + _PRODUCT,
     "stored": _STORED,
     "stored of a graph": _LOWERED + _STORED,
     "kernel": TENSOR.only("split-dims", "merge-dims", "choose-parameters"),
     "canonical": TENSOR.only("split-dims", "merge-dims"),
 }
+
+#: what float32 factors of products are allowed (the attribute of tensor.contract) in a precision
+FACTORS: Mapping[str, str] = {"fp32": "split", "tf32": "tf32"}
+
+
+def estimates(name: str, factors: str = "") -> Pipeline:
+    """One of `ESTIMATES` where float32 factors of products are allowed what the attribute says."""
+    pipeline = ESTIMATES[name]
+    if not factors:
+        return pipeline
+    allowed = PRECISIONS[next(p for p, known in FACTORS.items() if known == factors)]["tensor"]
+    lowered = len(_LOWERED) if pipeline.first(len(_LOWERED)) == _LOWERED else 0
+    return pipeline.first(lowered) + allowed + Pipeline(pipeline.passes[lowered:])
 
 
 @dataclass(frozen=True)
@@ -222,9 +235,9 @@ def official_stages(
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
     products, saved = PRODUCTS, SAVED
-    if precision == "tf32":
-        products = products.replace("merge-products", "merge-products{tf32=true}")
-        saved = saved.replace("choose-saved", "choose-saved{tf32=true}")
+    if factors := FACTORS.get(precision, ""):
+        products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
+        saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
     graph = GRAPH + extra.get("graph", NOTHING) + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
@@ -235,10 +248,20 @@ def official_stages(
 def _algorithms(precision: str, conv_algorithm: str, workspace: str) -> Pipeline:
     if conv_algorithm == "auto" and precision == "tf32":
         conv_algorithm = "direct"
-    option = f"algorithm={conv_algorithm}" if conv_algorithm != "auto" else f"workspace={workspace}"
-    if option == "workspace=network":  # as the pass does by itself
-        return ALGORITHMS
-    return ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{{option}}}")
+    if conv_algorithm != "auto":
+        return ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{algorithm={conv_algorithm}}}")
+    return compared_algorithms(workspace, FACTORS.get(precision, ""))
+
+
+def compared_algorithms(workspace: str, factors: str) -> Pipeline:
+    """The choice of algorithms by estimates; what the pass does by itself is not said.
+
+    workspace: as of `choose-algorithms`; factors: what float32 factors of products will be allowed.
+    """
+    options = [f"workspace={workspace}"] if workspace != "network" else []
+    options += [f"factors={factors}"] if factors else []
+    text = f"choose-algorithms{{{', '.join(options)}}}" if options else "choose-algorithms"
+    return ALGORITHMS.replace("choose-algorithms", text)
 
 
 def around_own_passes(level: Level, pipeline: Pipeline) -> tuple[Pipeline, Pipeline]:

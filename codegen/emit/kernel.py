@@ -16,6 +16,7 @@ from tilewright.codegen.emit import (  # noqa: F401  (importing registers the em
     matrix,
     memory,
     scalar,
+    split,
     transports,
     warp,
 )

@@ -75,6 +75,7 @@ def _multiply(e: Emission, op: Op) -> None:
     a_turned, b_turned = (bool(op[key]) for key in TURNED)
     depth = MMA_K_BYTES // itemsize(b.type.dtype)
     kind = "_held" if held else "".join((*["_"][: a_turned or b_turned], *"a"[:a_turned], *"b"[:b_turned]))
+    kind += "_fresh" if op["fresh"] else ""
     function = e.need(f"wgmma_{a.type.dtype}{kind}_{columns * c.type.shape[3]}")
     e.line("{")
     right = _tile(e, "right", b, op.exprs("b_at"), b_turned)

@@ -64,26 +64,32 @@ FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
             emulated=True,
         )
 
-# The first factor from registers: those of float32 are rounded there.
-for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
-    _count = _n // 2
-    _sums = ", ".join(f"%{i}" for i in range(_count))
-    _held = ", ".join(f"%{_count + i}" for i in range(4))
-    _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
-    _inputs = ", ".join(f'"r"(__float_as_uint(a[{i}]))' for i in range(4))
-    helper(
-        f"wgmma_f32_held_{_n}",
-        f"""
-FN void NAME(float* c, const float* a, unsigned long long b) {{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k8.f32.tf32.tf32 "
-                 "{{{_sums}}}, {{{_held}}}, %{_count + 4}, 1, 1, 1;"
+# The first factor from registers: those of float32 are rounded there. `fresh` sums are not read.
+for _dtype, _name, _k, _flags, _fresh in (
+    ("f32", "tf32", 8, "", ""),
+    ("bf16", "bf16", 16, ", 0", ""),
+    ("bf16", "bf16", 16, ", 0", "_fresh"),
+):
+    for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+        _count = _n // 2
+        _sums = ", ".join(f"%{i}" for i in range(_count))
+        _held = ", ".join(f"%{_count + i}" for i in range(4))
+        _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
+        _register = "__float_as_uint(a[{}])" if _dtype == "f32" else "a[{}]"
+        _inputs = ", ".join(f'"r"({_register.format(i)})' for i in range(4))
+        helper(
+            f"wgmma_{_dtype}_held{_fresh}_{_n}",
+            f"""
+FN void NAME(float* c, const {"float" if _dtype == "f32" else "unsigned int"}* a, unsigned long long b) {{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k{_k}.f32.{_name}.{_name} "
+                 "{{{_sums}}}, {{{_held}}}, %{_count + 4}, {0 if _fresh else 1}, 1, 1{_flags};"
                  : {_outputs}
                  : {_inputs}, "l"(b));
 }}
 """,
-        "cuda",
-        emulated=True,
-    )
+            "cuda",
+            emulated=True,
+        )
 
 for _function, _instruction in (
     ("wgmma_begin", "wgmma.fence.sync.aligned"),

@@ -125,7 +125,7 @@ def lower(
 ) -> Lowered:
     """Run the default pipelines from the graph or the tensor level.
 
-    precision: fp32, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
+    precision: fp32, fp32-strict, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
     partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).

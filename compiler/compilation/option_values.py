@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 Tune = Literal["model", "measure"]
-Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp32-strict", "tf32", "fp16", "bf16"]
 Workspace = Literal["network", "any"]
 Partitioner = Literal["rules", "exact", "algorithm1", "none"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
@@ -15,7 +15,7 @@ ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 PARTITIONER: Final = "rules"
 
 #: relative error against float64 above which a result counts as wrong, by precision
-TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 1e-1}
+TOLERANCE: Mapping[str, float] = {"fp32": 1e-4, "fp32-strict": 1e-4, "tf32": 5e-3, "fp16": 2e-2, "bf16": 1e-1}
 
 #: what of a network is divided among several devices
 DivisionMode = Literal["space", "batch", "weights", "pipeline"]

@@ -31,9 +31,10 @@ def parameter_facts(module: Module) -> dict[str, int]:
     }
 
 
-def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:
+def convolution_facts(main: Func, hardware: Hardware, factors: str = "") -> list[dict[str, Any]]:
     """A row for each group of equal convolutions of a graph-level @main, after their algorithms were chosen.
 
+    factors: what float32 factors of products are allowed.
     origins, data, kernel (shapes), algorithm, and `considered`: of each algorithm that competes `estimate_s`
     and, where a device was asked, `bound_s` and `measured_s` (None where the bound ruled it out).
     """
@@ -47,7 +48,7 @@ def convolution_facts(main: Func, hardware: Hardware) -> list[dict[str, Any]]:
         if key not in rows:
             data, kernel = (list(v.tensor.shape) for v in op.operands)
             row = {"origins": [], "data": data, "kernel": kernel, "algorithm": op["algorithm"]}
-            rows[key] = {**row, "considered": considered or _estimated(op, hardware, constant)}
+            rows[key] = {**row, "considered": considered or _estimated(op, hardware, constant, factors)}
         rows[key]["origins"].append(op.loc)
     return list(rows.values())
 
@@ -67,10 +68,10 @@ def _measured(main: Func) -> dict[int, list[dict[str, Any]]]:
     return out
 
 
-def _estimated(op: Op, hardware: Hardware, constant_weight: bool) -> list[dict[str, Any]]:
+def _estimated(op: Op, hardware: Hardware, constant_weight: bool, factors: str) -> list[dict[str, Any]]:
     direct = op.with_attrs(algorithm="direct")
     costs = {
-        name: ESTIMATOR.algorithm_cost(op, name, hardware, constant_weight=constant_weight)
+        name: ESTIMATOR.algorithm_cost(op, name, hardware, constant_weight=constant_weight, factors=factors)
         for name in compared(direct)
     }
     return [{"algorithm": name, "estimate_s": cost.seconds} for name, cost in costs.items()]
@@ -100,6 +101,12 @@ def layout_text(facts: dict[str, Any]) -> str:
     return f"layouts: {facts['channels_last']} of {facts['values']} values channels-last, {count}"
 
 
+def _factors(module: Module) -> str:
+    """What float32 factors of the program's products are allowed, where any are allowed anything."""
+    ops = (op for func in module.funcs for op in func.body.ops if op.name == "tensor.contract")
+    return next((str(op["factors"]) for op in ops if op["factors"]), "")
+
+
 def compilation_facts(lowered: Lowered) -> dict[str, Any]:
     """The facts of a compilation for its report.
 
@@ -116,7 +123,7 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
         "hardware_borrowed": borrowed_constants(hardware),
         "hardware_stands_for": hardware.stands_for,
         "chosen_by": "measurement" if any(map(is_measured, lowered.tensor.funcs)) else "model",
-        "convolutions": convolution_facts(lowered.graph.main, hardware),
+        "convolutions": convolution_facts(lowered.graph.main, hardware, _factors(lowered.tensor)),
         "layouts": layout_facts(lowered.thread.main),
         "kernels": [record.facts() for record in lowered.records],
     }

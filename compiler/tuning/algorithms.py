@@ -19,7 +19,7 @@ from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_
 from tilewright.passes.estimation.algorithms import Alternative
 from tilewright.passes.estimation.convolution_layers import Layer, layers_of
 from tilewright.passes.graph.choose_algorithms import with_algorithms
-from tilewright.passes.pipelines import ALGORITHMS
+from tilewright.passes.pipelines import compared_algorithms
 from tilewright.tuning.report import check_program
 
 #: of what is left of the budget, what comparing one convolution with libraries may take
@@ -44,6 +44,7 @@ def measured_algorithms(
     workspace: str = "network",
     budget: Budget | None = None,
     libraries: bool = False,
+    factors: str = "",
 ) -> Module:
     """The module with the fastest measured algorithm on every direct graph.conv2d.
 
@@ -54,6 +55,7 @@ def measured_algorithms(
     what is not known is chosen by estimate.
     libraries: whether library kernels may take the place of generated ones; direct is timed with them too,
         since they compute no other algorithm's kernels.
+    factors: what float32 factors of products will be allowed.
     What was measured stands in the attribute `convolutions` of @main, with the convolutions counted from 0 in
     program order.
     """
@@ -69,11 +71,11 @@ def measured_algorithms(
     for key, layer in tqdm(
         distinct.items(), desc="measuring", unit="convolution", file=sys.stderr, disable=hidden
     ):
-        timed[key] = _timed(layer, measurer, headroom, limit, libraries)
+        timed[key] = _timed(layer, measurer, headroom, limit, libraries, factors)
     main = module.main
     chosen = {layer.conv: _fastest(timed[layer.key]) for layer in layers.values()}
     if not all(chosen.values()):
-        by_model = _modelled(module, context, workspace)
+        by_model = _modelled(module, context, workspace, factors)
         chosen = {conv: name or by_model[conv] for conv, name in chosen.items()}
     at = {key: tuple(i for i, x in layers.items() if x.key == key) for key in distinct}
     record = tuple(_on_record(at[key], rows) for key, rows in timed.items())
@@ -93,9 +95,10 @@ def _timed(
     headroom: MemoryHeadroom | None,
     budget: Budget,
     libraries: bool,
+    factors: str,
 ) -> list[TimedAlgorithm]:
     hardware = measurer.target.hardware
-    legal = {name: layer.by(name, hardware) for name in _legal(layer.conv)}
+    legal = {name: layer.by(name, hardware, factors) for name in _legal(layer.conv)}
     fitting = {
         name: a
         for name, a in legal.items()
@@ -135,10 +138,9 @@ def _fastest(rows: list[TimedAlgorithm]) -> str:
     return min(rows, key=lambda r: float("inf") if r.measured_s is None else r.measured_s).algorithm
 
 
-def _modelled(module: Module, context: PassContext, workspace: str) -> dict[Op, str]:
+def _modelled(module: Module, context: PassContext, workspace: str, factors: str) -> dict[Op, str]:
     """The algorithm that the cost model takes for every convolution."""
-    passes = ALGORITHMS.replace("choose-algorithms", f"choose-algorithms{{workspace={workspace}}}")
-    new = run_pipeline(module, passes, context).main.body.ops
+    new = run_pipeline(module, compared_algorithms(workspace, factors), context).main.body.ops
     pairs = zip(module.main.body.ops, new, strict=True)
     return {old: str(op["algorithm"]) for old, op in pairs if old.name == "graph.conv2d"}
 

@@ -44,8 +44,8 @@ class Tuner:
     """Chooses the algorithms of convolutions and the parameters of kernels by measuring, within a budget.
 
     streams: the policy that replays are timed with. libraries: whether library kernels will compete with what
-    is chosen. `facts` says what was done (`seconds`: how long each part took), once `choose` has run, and
-    `entries` is what of the database the choice rests on.
+    is chosen. factors: what float32 factors of products are allowed. `facts` says what was done (`seconds`:
+    how long each part took), once `choose` has run, and `entries` is what of the database it rests on.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class Tuner:
         workspace: str = "network",
         streams: str = "model",
         libraries: bool = False,
+        factors: str = "",
     ) -> None:
         self.measurer, self.progress, self.workspace = measurer, progress, workspace
+        self.factors = factors
         self.libraries = libraries
         self.budget, self.streams = budget or Budget(), streams
         self.book = ChoiceBook(measurer)
@@ -82,6 +84,7 @@ class Tuner:
                 workspace=self.workspace,
                 budget=self.budget.share(ALGORITHMS_SHARE),
                 libraries=self.libraries,
+                factors=self.factors,
             )
         self.book.rest_on([key.program for key in self.measurer.used if key not in before])
         return out

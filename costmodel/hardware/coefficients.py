@@ -104,6 +104,10 @@ class MatrixCoefficients:
     #: by which share warpgroups wait longer for late copies where a ring has fewer stages than usual
     short_ring_share: float
     usual_stages: int
+    #: where float32 factors are split: issue slots of the pieces of an element, cycles from one product of
+    #: pieces to the next of the same sums
+    split_instructions: float
+    split_latency_clk: float
     #: share of the shorter of work and traffic that the longer does not hide: beside other blocks, and what a
     #: block that has the multiprocessor for itself adds to it. Also of attention
     exposed_share: float

@@ -18,6 +18,8 @@ from tilewright.ir.types import ScalarType, TensorType, Type
 #: ops that reduce over `red`; the name records the canonical form the verifier checks.
 REDUCING = frozenset({"tensor.reduce", "tensor.contract", "tensor.window"})
 STRUCTURED = REDUCING | {"tensor.map"}
+#: what a contraction of float32 factors may do with them (its attribute `factors`)
+TF32, SPLIT = "tf32", "split"
 
 
 def domain(op: Op) -> dict[str, int]:
@@ -199,7 +201,12 @@ define(
     "result[par] = sum over red of a[reads] * b[reads]: matrix products and convolutions.",
     attrs={
         **_REDUCED,
-        "factors": AttrDef("str", "", "tf32: float32 factors may be rounded to TF32 before the product"),
+        "factors": AttrDef(
+            "str",
+            "",
+            "tf32: float32 factors may be rounded to TF32 before the product; split: they may be multiplied "
+            "in pieces of bfloat16, with errors no larger than those of float32 sums",
+        ),
     },
     verify=_verify_structured,
     body=True,

@@ -83,6 +83,7 @@ define(
         "a_turned": AttrDef("bool", False, doc="`a` is panels of columns of the reduced dimension"),
         "b_turned": AttrDef("bool", False, doc="`b` is panels of columns of the reduced dimension"),
         "engine": AttrDef("str", "wgmma"),
+        "fresh": AttrDef("bool", False, "the sums are those of this product alone"),
     },
     results=0,
     infer=_infer_multiply,

@@ -13,7 +13,7 @@ from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import least_s
 from tilewright.passes.lower import rules  # noqa: F401  (registers the rules)
 from tilewright.passes.lower.lowering import RULES
-from tilewright.passes.pipelines import ESTIMATES
+from tilewright.passes.pipelines import estimates
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 
@@ -50,12 +50,13 @@ class Alternative:
 
 
 def alternative(
-    ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True
+    ops: Sequence[Op], known: Collection[Value], hardware: Hardware, *, parts: bool = True, factors: str = ""
 ) -> Alternative:
     """The kernels of graph ops, the last of which has the results.
 
     known: operands that are constants; what can be computed from them is not part of the program. parts: long
-    sums are cut into parts where the pass split-reductions would do so.
+    sums are cut into parts where the pass split-reductions would do so. factors: what float32 factors of
+    products are allowed.
     """
     b = Builder("algorithm")
     lowered: dict[Value, Value] = {}
@@ -76,18 +77,26 @@ def alternative(
     outer = list(dict.fromkeys(v for o in live for v in o.operands if v not in made))
     constant_params = [v for v in outer if v in constants]
     inputs = [v for v in outer if v not in constants]
-    return kernels_of([*inputs, *constant_params], live, len(constant_params), hardware, parts=parts)
+    return kernels_of(
+        [*inputs, *constant_params], live, len(constant_params), hardware, parts=parts, factors=factors
+    )
 
 
 def kernels_of(
-    params: Sequence[Value], ops: Sequence[Op], known: int, hardware: Hardware, *, parts: bool = False
+    params: Sequence[Value],
+    ops: Sequence[Op],
+    known: int,
+    hardware: Hardware,
+    *,
+    parts: bool = False,
+    factors: str = "",
 ) -> Alternative:
     """Tensor ops, the last of which returns, as kernels; the last `known` parameters are constants.
 
-    parts: see `alternative`.
+    parts, factors: see `alternative`.
     """
     types = tuple(v.type for v in ops[-1].operands)
     main = Func(Level.TENSOR, "main", Block(tuple(params), tuple(ops)), types)
     context = PassContext(hardware=hardware, reproducer_folder=None)
-    pipeline = ESTIMATES["parts" if parts else "program"]
+    pipeline = estimates("parts" if parts else "program", factors)
     return Alternative(run_pipeline(Module("algorithm", (main,)), pipeline, context), known)

@@ -36,10 +36,13 @@ class Layer:
             rows.append((op.name, attrs, operands, op.result.type))
         return tuple(rows)
 
-    def by(self, algorithm: str, hardware: Hardware) -> Alternative:
-        """The kernels of the layer by an algorithm that is legal for its convolution."""
+    def by(self, algorithm: str, hardware: Hardware, factors: str = "") -> Alternative:
+        """The kernels of the layer by an algorithm that is legal for its convolution.
+
+        factors: what float32 factors of products are allowed.
+        """
         ops = (self.conv.with_attrs(algorithm=algorithm), *self.behind)
-        return alternative(ops, self.constants, hardware)
+        return alternative(ops, self.constants, hardware, factors=factors)
 
 
 def layers_of(func: Func) -> list[Layer]:

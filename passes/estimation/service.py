@@ -14,7 +14,7 @@ from tilewright.passes.estimation.algorithms import alternative, kernels_of, ker
 from tilewright.passes.estimation.outlined import outlined_s, structure_of
 from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
-from tilewright.passes.pipelines import ESTIMATES
+from tilewright.passes.pipelines import ESTIMATES, estimates
 
 T = TypeVar("T")
 #: answers after which the memo is emptied
@@ -44,7 +44,14 @@ class KernelEstimator:
         return self._numbers.setdefault(structure, len(self._numbers))
 
     def algorithm_cost(
-        self, op: Op, algorithm: str, hardware: Hardware, *, constant_weight: bool, parts: bool = True
+        self,
+        op: Op,
+        algorithm: str,
+        hardware: Hardware,
+        *,
+        constant_weight: bool,
+        parts: bool = True,
+        factors: str = "",
     ) -> AlgorithmCost:
         """See `Estimator`. parts: long sums are cut into parts where the pass split-reductions would do so.
 
@@ -62,16 +69,16 @@ class KernelEstimator:
         def answer() -> AlgorithmCost:
             conv = Op("graph.conv2d", tuple(map(Value, types)), tuple(attrs.items()), (Value(result),))
             constants = [conv.operands[1]] if constant_weight else []
-            kernels = alternative([conv], constants, hardware, parts=parts)
+            kernels = alternative([conv], constants, hardware, parts=parts, factors=factors)
             return AlgorithmCost(kernels.estimate_s(), kernels.working_bytes())
 
-        key = ("algorithm", types, tuple(attrs.items()), result, hardware, constant_weight, parts)
+        key = ("algorithm", types, tuple(attrs.items()), result, hardware, constant_weight, parts, factors)
         return self.remembered(key, answer)
 
-    def product_s(self, op: Op, hardware: Hardware, *, tf32: bool = False) -> float:
+    def product_s(self, op: Op, hardware: Hardware, *, factors: str = "") -> float:
         """See `Estimator`."""
         types, attrs = tuple(v.type for v in op.operands), op.attrs
-        cores = isinstance(hardware, GpuHardware) and (tf32 or op.operands[0].tensor.dtype != "f32")
+        cores = isinstance(hardware, GpuHardware) and (factors or op.operands[0].tensor.dtype != "f32")
         if cores and op.name in CONVOLUTIONS:
             types, attrs = _channels_last(op)
 
@@ -83,14 +90,14 @@ class KernelEstimator:
             main = Func(Level.GRAPH, "main", b.block((x, weight)), (result.type,))
             module = Module("product", (main,), constants=Constants({}))
             context = PassContext(hardware=hardware, reproducer_folder=None)
-            return kernels_s(run_pipeline(module, ESTIMATES["tf32 product" if tf32 else "product"], context))
+            return kernels_s(run_pipeline(module, estimates("product", factors), context))
 
-        return self.remembered(("product", op.name, types, attrs, hardware, tf32), answer)
+        return self.remembered(("product", op.name, types, attrs, hardware, factors), answer)
 
-    def op_s(self, op: Op, hardware: Hardware, *, tf32: bool = False) -> float:
+    def op_s(self, op: Op, hardware: Hardware, *, factors: str = "") -> float:
         """See `Estimator`."""
         if op.name in PRODUCTS:
-            return self.product_s(op, hardware, tf32=tf32)
+            return self.product_s(op, hardware, factors=factors)
         types, results = (tuple(v.type for v in vs) for vs in (op.operands, op.results))
 
         def answer() -> float:

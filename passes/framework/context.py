@@ -211,18 +211,27 @@ class Estimator(Protocol):
         """The number of a large structure, which then stands for it in questions."""
 
     def algorithm_cost(
-        self, op: Op, algorithm: str, hardware: GpuHardware | CpuHardware, *, constant_weight: bool
+        self,
+        op: Op,
+        algorithm: str,
+        hardware: GpuHardware | CpuHardware,
+        *,
+        constant_weight: bool,
+        factors: str = "",
     ) -> AlgorithmCost:
         """Cost of all kernels of graph.conv2d `op` by an algorithm that is legal for it.
 
-        constant_weight: whether the kernel's transform is done at compile time.
+        constant_weight: whether the kernel's transform is done at compile time. factors: as for `product_s`.
         """
 
-    def product_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, tf32: bool = False) -> float:
-        """The kernels of a product of graph ops with a constant; tf32: factors may be rounded to TF32."""
+    def product_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, factors: str = "") -> float:
+        """The kernels of a product of graph ops with a constant.
 
-    def op_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, tf32: bool = False) -> float:
-        """The kernels of one graph op alone; tf32: as for `product_s`, where it is a product."""
+        factors: what float32 factors are allowed, as the attribute of tensor.contract.
+        """
+
+    def op_s(self, op: Op, hardware: GpuHardware | CpuHardware, *, factors: str = "") -> float:
+        """The kernels of one graph op alone; factors: as for `product_s`, where it is a product."""
 
     def outlined_s(
         self, kernel: Func, hardware: GpuHardware | CpuHardware, bytes_per_s: float | None = None

@@ -29,6 +29,7 @@ def choose_algorithms(
     algorithm: Literal["auto", "direct", "winograd2", "winograd4", "fft"] = "auto",
     at: str = "",
     workspace: Literal["network", "any"] = "network",
+    factors: Literal["", "tf32", "split"] = "",
 ) -> Func:
     """Name the algorithm of every direct conv2d: by the cost model, or the given one.
 
@@ -41,7 +42,8 @@ def choose_algorithms(
     `memory_headroom`), so that transforms do not set the peak. A given
     algorithm is used wherever it is legal; how many convolutions it is not legal for stands in the function's
     attribute `kept_direct`. `at` restricts the pass to ops of one origin (`relay:nn.conv2d#3`); there, an
-    algorithm that is not legal is an InputError.
+    algorithm that is not legal is an InputError. factors: what float32 factors will be allowed (passes
+    `allow-tf32` and `allow-split`), which the estimates are to know.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     constants = {op.result for op in func.body.ops if op.name == "graph.constant"}
@@ -55,7 +57,12 @@ def choose_algorithms(
             continue
         if algorithm == "auto":
             chosen[op] = _best(
-                op, ctx.estimator, hardware, headroom, constant_weight=op.operands[1] in constants
+                op,
+                ctx.estimator,
+                hardware,
+                headroom,
+                constant_weight=op.operands[1] in constants,
+                factors=factors,
             )
         elif reason := obstacle_to(algorithm, op):
             if at:
@@ -81,13 +88,15 @@ def _best(
     headroom: MemoryHeadroom | None,
     *,
     constant_weight: bool,
+    factors: str,
 ) -> str:
     """The most accurate algorithm that no other one is clearly faster than. What is named already stays."""
     names = compared(op)
     if not names:
         return str(op["algorithm"])
     costs = {
-        name: estimator.algorithm_cost(op, name, hardware, constant_weight=constant_weight) for name in names
+        name: estimator.algorithm_cost(op, name, hardware, constant_weight=constant_weight, factors=factors)
+        for name in names
     }
     best = names[0]
     for name in names[1:]:

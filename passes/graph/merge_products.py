@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -25,7 +26,9 @@ from tilewright.passes.rewriting.values import replace_in_op
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
-def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, always: bool = False) -> Module:
+def merge_products(
+    module: Module, ctx: PassContext, *, factors: Literal["", "tf32", "split"] = "", always: bool = False
+) -> Module:
     """Compute products with constants that read the same input, and what follows each alone, at once.
 
     rewrite:  %0 = graph.dense(%x, w); %1 = graph.dense(%x, v); %2 = graph.relu(%0); %3 = graph.relu(%1)
@@ -36,15 +39,17 @@ def merge_products(module: Module, ctx: PassContext, *, tf32: bool = False, alwa
     one is estimated to take no longer than its members in turn, and where that saves as many kernels as there
     are products less: the slices are read in place by what follows. Pieces of a concatenation along the
     channels take part where they are its first or last ones: the other members then lie beside what is
-    joined, in one array with it. tf32: TF32 will be allowed (pass `allow-tf32`), which the estimates are to
-    know. always: merge whatever the estimates say.
+    joined, in one array with it. factors: what float32 factors will be allowed (passes `allow-tf32` and
+    `allow-split`), which the estimates are to know. always: merge whatever the estimates say.
     """
     pool = ConstantPool(module.constants)
     main = module.main
     groups = parallel_products(main, pool) if main.level is Level.GRAPH else []
     if not always:
         hardware = ctx.hardware or load_hardware(ctx.target)
-        fast = [_faster(g, partial(ctx.estimator.product_s, hardware=hardware, tf32=tf32)) for g in groups]
+        fast = [
+            _faster(g, partial(ctx.estimator.product_s, hardware=hardware, factors=factors)) for g in groups
+        ]
         groups = _saving(main, [g for g in fast if g is not None], pool, ctx)
     if not groups:
         return module

@@ -10,8 +10,14 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import sums_samples
 from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of_products
 from tilewright.passes.framework.context import Estimator
-from tilewright.passes.kernels.matrix.reduction_parts import channel_of, split, split_along, sums_products
-from tilewright.passes.kernels.matrix.split_estimates import innermost_channels, matrix_estimates
+from tilewright.passes.kernels.matrix.reduction_parts import (
+    channel_of,
+    innermost_channels,
+    matrix_estimates,
+    split,
+    split_along,
+    sums_products,
+)
 
 #: parts to compare
 PARTS = (2, 3, 4, 6, 8)

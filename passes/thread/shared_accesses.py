@@ -13,6 +13,7 @@ from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, s
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
+from tilewright.ir.thread.split_ops import GROUP, PIECES
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType
@@ -24,6 +25,7 @@ _READS: dict[str, tuple[int, str | None]] = {
     "thread.load_fragment": (1, "at"),
     "thread.gather": (0, None),
     "thread.atomic_add": (1, None),
+    "thread.split_shared": (0, "at"),
 }
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),
@@ -32,6 +34,7 @@ _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.scatter": (1, None),
     "thread.copy_async": (1, "dst"),
     "thread.atomic_add": (1, None),
+    "thread.split_shared": (1, "dst"),
 }
 
 
@@ -106,6 +109,10 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             yield Access(buffer, False, (*at[:-2], None, None) if at else None, 1, whole, ranges)
         elif op.name == "thread.store_fragment":
             yield _of_warps(buffer, op, mask, ranges)
+        elif op.name == "thread.split_shared":
+            assert at is not None
+            for place in ((p, *at) for p in range(PIECES)) if write else (at,):
+                yield Access(buffer, write, place, GROUP, mask, ranges)
         elif op.name in ("thread.copy_async", "thread.round_shared"):
             group = -1 if op.name == "thread.copy_async" else None
             yield Access(buffer, True, at, op.integer("lanes"), mask, ranges, group=group)

@@ -34,13 +34,14 @@ def product(
     extra: Sequence[str] = (),
     before: str = "",
     given: str = "",
+    arithmetic: str = "tf32",
 ) -> Func:
     """A kernel around one contraction of %x and %w into %p; `epilogue` ends in %y.
 
-    `before` makes %x of the parameter %a, whose type is `given`.
+    arithmetic: what float32 factors may do. `before` makes %x of the parameter %a, whose type is `given`.
     """
     sizes = ", ".join(part.split(":")[1].strip() for part in par.split(","))
-    factors = ', factors = "tf32"' if dtype == "f32" else ""
+    factors = f', factors = "{arithmetic}"' if dtype == "f32" else ""
     casts = [f'%{wide} = scalar.cast(%{narrow}, dtype = "f32") : f32' for wide, narrow in ("us", "vt")]
     widen = "" if dtype == "f32" else " ".join(casts)
     first, second = ("%s", "%t") if dtype == "f32" else ("%u", "%v")
@@ -146,7 +147,9 @@ BIAS = """%y = tensor.map(%p, %bias, %res, par = (PAR), reads = [[AT], [COLUMN],
 }"""
 
 
-def convolution(dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int, stride: int, layout: str):
+def convolution(
+    dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int, stride: int, layout: str, **more
+):
     """A convolution with bias, residual and ReLU, in NCHW or NHWC."""
     h, w = hw
     pad, oh, ow = f // 2, (h - 1) // stride + 1, (w - 1) // stride + 1
@@ -167,6 +170,7 @@ def convolution(dtype: str, n: int, hw: tuple[int, int], c: int, k: int, f: int,
         dtype, (image[0], f"{f}, {f}, {k}, {c}"), par, f"c: {c}, r: {f}, s: {f}",
         (image[1], "[r, s, k, c]"), fill="[0.0, none]" if f > 1 else "[none, none]", result=dtype,
         epilogue=text.replace("SIZES", out), extra=(f"%bias: f32[{k}]", f"%res: {dtype}[{out}]"),
+        **more,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tilewright.ir import Constants, Module
 from tilewright.ir.types import storage_dtype
 
 #: what each precision stores; TF32 is a permission to round factors of float32
-DTYPES = {"fp32": "f32", "tf32": "f32", "fp16": "f16", "bf16": "bf16"}
+DTYPES = {"fp32": "f32", "fp32-strict": "f32", "tf32": "f32", "fp16": "f16", "bf16": "bf16"}
 _TEXTS = {
     "gemm": """%x: T[{n}, {n}], %w: T[{n}, {n}]) -> T[{n}, {n}] {{
         %r = graph.dense(%x, %w) : T[{n}, {n}]""",

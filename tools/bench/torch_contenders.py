@@ -35,7 +35,13 @@ PEERS = {
     "onnxruntime": Peer(("cpu",)),
 }
 Clock = TorchClock | HostClock
-DTYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES = {
+    "fp32": "float32",
+    "fp32-strict": "float32",
+    "tf32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
 #: how a network may be set up: as written, with images and filters channels last, with attention as one call
 VARIANTS = ("contiguous", "channels_last", "attention")
 WARM_UP = 3

@@ -27,7 +27,7 @@ def training_flags(torch: Any, precision: str) -> Iterator[None]:
     """PyTorch's flags for a precision: TF32 unless fp32 was asked for, cuDNN times its algorithms."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
-    cuda.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
+    cuda.allow_tf32 = cudnn.allow_tf32 = precision not in ("fp32", "fp32-strict")
     cudnn.benchmark = True
     try:
         yield

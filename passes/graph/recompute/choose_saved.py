@@ -44,7 +44,7 @@ def choose_saved(
     *,
     checkpoint: Literal["auto", "none", "blocks"] = "auto",
     memory_budget: int = 0,
-    tf32: bool = False,
+    factors: Literal["", "tf32", "split"] = "",
 ) -> Module:
     """Compute forward values again in the backward pass where that takes less time than saving them.
 
@@ -56,8 +56,9 @@ def choose_saved(
     slower. `none` saves everything. `blocks` keeps what the blocks of the network hand on and computes their
     insides again, in as many blocks as give the lowest peak of memory. memory_budget: bytes of parameters,
     state, constants and everything else on the device at most, 0 for any number: the choice of the least
-    seconds that keeps to it. Attributes of the function with these names come before the options. tf32: TF32
-    will be allowed (pass `allow-tf32`), which the estimates are to know.
+    seconds that keeps to it. Attributes of the function with these names come before the options. factors:
+    what float32 factors will be allowed (passes `allow-tf32` and `allow-split`), which the estimates are to
+    know.
 
     Raises InputError where no choice keeps to the budget; it says the least bytes that one needs.
     """
@@ -73,7 +74,7 @@ def choose_saved(
         raise InputError(f"expected memory_budget in bytes, got {budget!r}", where=f"@{main.name}")
     if mode == "none" and not budget:
         return module
-    choices = _Choices(main, ctx.hardware or load_hardware(ctx.target), ctx, tf32)
+    choices = _Choices(main, ctx.hardware or load_hardware(ctx.target), ctx, factors)
     if mode == "none":
         choice = choices.everything
         if choice.view.peak_bytes > budget:
@@ -99,8 +100,8 @@ class _Choice:
 class _Choices:
     """Choices for one function, each lowered to kernels at most once."""
 
-    def __init__(self, whole: Func, hardware: Hardware, ctx: PassContext, tf32: bool) -> None:
-        self.hardware, self.ctx, self.tf32 = hardware, ctx, tf32
+    def __init__(self, whole: Func, hardware: Hardware, ctx: PassContext, factors: str) -> None:
+        self.hardware, self.ctx, self.factors = hardware, ctx, factors
         self.func = func = in_parts(whole)
         self.boundary = boundary = Boundary.of(func)
         self.everything = self._of(whole)
@@ -130,7 +131,7 @@ class _Choices:
             stored=self.stored,
             apart=self.apart,
             kept=kept,
-            tf32=self.tf32,
+            factors=self.factors,
         )
 
     def ops(self, again: frozenset[int]) -> frozenset[Op]:

@@ -40,7 +40,7 @@ def saving_problem(
     stored: Collection[Op],
     apart: Collection[Op] = (),
     kept: Collection[Value] = (),
-    tf32: bool = False,
+    factors: str = "",
 ) -> SavingProblem[Value]:
     """The costs of saving each value and of computing each op again.
 
@@ -58,7 +58,7 @@ def saving_problem(
         if op_def(op.name).effects or any(r in kept for r in op.results):
             again_s = inf
         else:
-            again_s = _again_s(op, op in apart, outside_s, rate, hardware, ctx, tf32=tf32)
+            again_s = _again_s(op, op in apart, outside_s, rate, hardware, ctx, factors=factors)
         ops.append(Recomputable(reads, op.results, again_s))
         for r in op.results:
             moved_s = r.tensor.nbytes / rate
@@ -70,7 +70,7 @@ def saving_problem(
 
 
 def _again_s(
-    op: Op, apart: bool, outside_s: float, rate: float, hardware: Hardware, ctx: PassContext, *, tf32: bool
+    op: Op, apart: bool, outside_s: float, rate: float, hardware: Hardware, ctx: PassContext, *, factors: str
 ) -> float:
     """Seconds of computing an op again, without the reads of activations.
 
@@ -84,4 +84,4 @@ def _again_s(
     if elements in _IN_READERS:
         arithmetic_s = op_flops(op) / hardware.peak_flops_per_s + outside_s
         return arithmetic_s + (moved_s + hardware.stream.boundary_s if apart else 0.0)
-    return ctx.estimator.op_s(op, hardware, tf32=tf32) + hardware.stream.boundary_s + moved_s / 2
+    return ctx.estimator.op_s(op, hardware, factors=factors) + hardware.stream.boundary_s + moved_s / 2

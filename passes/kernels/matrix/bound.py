@@ -16,7 +16,7 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import SPECIFIED, Assumptions, wb
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
-from tilewright.ir.hardware_facts import MMA_K_BYTES
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     MatrixSpace,
@@ -62,8 +62,10 @@ def matrix_bound(
     return BoundArrays(ub, np.maximum(seconds, floor), columns, floor)
 
 
-def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> int:
-    """Multiply-adds per SM and clock at the dense peak."""
+def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> float:
+    """Multiply-adds per SM and clock at the dense peak; of split factors six products count as one."""
+    if problem.split:
+        return hardware.tensor_fma_16bit_per_sm_per_clk / problem.products
     narrow = problem.element_bytes == 2
     return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
 
@@ -123,9 +125,13 @@ def _lat(
 ) -> FloatArray:
     """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
     copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
-    steps = chunks * (space.k // (MMA_K_BYTES // problem.element_bytes * space.warps_k))
-    # Nothing is known of the latency of warpgroups' multiplications, which follow each other by groups.
-    sums = hardware.lat_l2_clk + np.where(space.groups > 0, 0.0, steps * hardware.lat_mma_clk)
+    steps = chunks * (space.k // (problem.depth * space.warps_k))
+    # Nothing is known of the latency of warpgroups' multiplications, which follow each other by groups. Split
+    # factors have two sums of their own in each step, which are added in turn.
+    chain = steps * hardware.lat_mma_clk
+    if problem.split:
+        chain = max(map(len, PRODUCTS)) * hardware.lat_mma_clk + len(PRODUCTS) * steps * hardware.lat_fma_clk
+    sums = hardware.lat_l2_clk + np.where(space.groups > 0, 0.0, chain)
     registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers).clip(1)
     rounds = ceil_div(ceil_div(blocks, hardware.sm_count), fits)
@@ -143,5 +149,5 @@ def _rate(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blo
 def _smb(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Tensor cycles of a chunk against the shared-memory port, which fragments and copies share."""
     multiply = space.m * space.n / tensor_fma(problem, hardware)
-    port = shared_rows(space) * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk)
+    port = shared_rows(problem, space) * (problem.element_bytes / hardware.smem_bytes_per_sm_per_clk)
     return np.asarray(np.minimum(1.0, multiply / port))

@@ -10,12 +10,12 @@ from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.hardware_facts import (
     LDMATRIX_BYTES,
     LINE_BYTES,
-    MMA_K_BYTES,
     MMA_M,
     MMA_N,
     SECTOR_BYTES,
     WARP,
 )
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
@@ -23,6 +23,7 @@ from tilewright.passes.kernels.matrix.space import (
     ahead_of,
     blocks_of,
     chunks_of,
+    columns_together,
     registers_of,
     rounds_first,
     shared_bytes,
@@ -111,14 +112,13 @@ def _shared_clk(
     share = np.where(space.groups > 0, hardware.wgmma_share * fit.warpgroup_share, alone)
     rate = tensor_fma(problem, hardware) * share * busy
     tensor = space.m * space.n * space.k / rate
-    rows = shared_rows(space)
+    rows = shared_rows(problem, space)
     port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     fetched = (space.m * problem.fetched + space.n) * space.k * size
     for extent, stride in ((space.m, problem.first_stride), (space.n, problem.second_stride)):
         if stride:
             fetched = fetched + extent * space.k * max(0, min(stride, SECTOR_BYTES) - size)
-    depth = MMA_K_BYTES // size
-    multiplies = (space.m // MMA_M) * (space.n // MMA_N) * (space.k // depth)
+    multiplies = (space.m // MMA_M) * (space.n // MMA_N) * (space.k // problem.depth) * problem.products
     loads = np.where(space.groups > 0, 0.0, rows * space.k * size / LDMATRIX_BYTES)
     multiplies = np.where(space.groups > 0, 0, multiplies)
     copies = space.warps * _copied_by_threads(problem, space, hardware)
@@ -126,9 +126,23 @@ def _shared_clk(
         if copy:
             copies = copies + extent * space.k * (fit.copy_instructions / (copy * WARP))
     issued = multiplies + loads + copies + fit.chunk_instructions * space.warps
+    if problem.split:
+        issued = issued + _split_instructions(problem, space, hardware)
     issue = issued / (hardware.schedulers_per_sm * busy)
     fetch = fetched / fit.l2_bytes_per_sm_per_clk
     return np.maximum.reduce([tensor, port, fetch + fit.line_clk * _lines(problem, space), issue])
+
+
+def _split_instructions(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Instructions of all warps for the pieces of a chunk, and for the sums of its steps.
+
+    Warpgroups split the second factor once, and add sums once for a chunk.
+    """
+    second = np.where(space.groups > 0, 1, space.warps_m)
+    elements = (space.m * space.warps_n + space.n * second) * space.k / WARP
+    steps = np.where(space.groups > 0, 1, space.k // problem.depth)
+    sums = len(PRODUCTS) * space.m * space.n * steps / WARP
+    return np.asarray(hardware.matrix.split_instructions * elements + sums)
 
 
 def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
@@ -156,15 +170,21 @@ def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
 def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
     """Cycles a chunk takes of a block that has the SM for itself: chains of multiplications, of copies."""
     fit = hardware.matrix
-    depth = MMA_K_BYTES // problem.element_bytes
+    depth = problem.depth
     tiles = (space.m // space.warps_m // MMA_M) * (space.n // space.warps_n // MMA_N)
     rate = tensor_fma(problem, hardware) * hardware.mma_sync_share / hardware.schedulers_per_sm
     one = MMA_M * MMA_N * depth / rate
-    chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, fit.step_clk)
+    step = np.full(len(space), fit.step_clk)
+    if problem.split:
+        groups = (space.n // space.warps_n // MMA_N) // columns_together(space)
+        step = groups * problem.products * fit.split_latency_clk + fit.step_clk
+    chain = (space.k // (depth * space.warps_k)) * np.maximum(tiles * one, step)
     # The four warps of a group have all tensor cores to themselves.
     together = tensor_fma(problem, hardware) * max(hardware.wgmma_share, 1e-9) * fit.warpgroup_share
     alone_clk = fit.warpgroup_registers_clk if rounds_first(problem) else fit.warpgroup_clk
     waits = np.where(two_at_a_time(problem, space), fit.warpgroup_overlapped_clk, alone_clk)
+    if problem.split:  # between the products of two chunks a block splits and adds
+        waits = waits + _split_instructions(problem, space, hardware) / hardware.schedulers_per_sm
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
     flight = fit.fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space, hardware)

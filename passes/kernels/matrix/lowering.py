@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
-from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
     MatrixParameters,
@@ -24,6 +23,12 @@ from tilewright.passes.kernels.matrix.parameters import (
 )
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.roles import lower_by_roles, raster_place
+from tilewright.passes.kernels.matrix.split import (
+    chain_of,
+    finished_split,
+    reduce_split,
+    reduce_split_by_warpgroups,
+)
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
@@ -47,7 +52,7 @@ def lower_matrix(kernel: Func) -> Func:
     op = anchor_of(kernel, "tensor.contract")
     view = matrix_view(kernel, op)
     if view is None:
-        raise InputError("expected a product of f16, bf16 or TF32 factors", where=f"@{kernel.name}")
+        raise InputError("expected a product of f16, bf16, TF32 or split factors", where=f"@{kernel.name}")
     plan = matrix_parameters(kernel, view)
     if plan.copiers:
         return lower_by_roles(kernel, view, plan)
@@ -63,7 +68,7 @@ class _Matrix:
         self.on_z = batch <= MAX_GRID_YZ
         grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
         self.w = Writer(kernel, plan.threads, grid)
-        self.depth = MMA_K_BYTES // itemsize(view.dtype)
+        self.depth = view.depth
         self.chunks = chunk_count(view, plan)
         self.slots = min(plan.stages, self.chunks)
         self.by_groups = plan.engine == WARPGROUPS
@@ -89,15 +94,31 @@ class _Matrix:
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
             acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
-            # the start of a sum is in those of one set only
-            w.b.do("thread.fill_fragment", acc, value=self._start() if plan.warps.k == 1 else 0.0)
-            if self.by_groups:
+            w.b.do("thread.fill_fragment", acc, value=0.0 if self.starts_late else self._start())
+            not_finite = None
+            if self.view.splits:
+                if self.by_groups:
+                    reduce_split_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
+                else:
+                    reduce_split(w, plan, factors, acc, self.chunks, self.slots, self._place_of_warp())
+                not_finite = finished_split(w, acc)
+            elif self.by_groups:
                 reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
             else:
                 self._reduce(factors, acc)
             tile, transposed = self._spill(acc)
+            if not_finite is not None:
+                self._recompute(not_finite, tile, transposed)
         self._epilogue(tile, transposed)
         return w.finish()
+
+    @property
+    def starts_late(self) -> bool:
+        """Whether the start of a sum is added to the finished one: it is in one set only, and not scaled."""
+        return self.plan.warps.k > 1 or self.view.splits
+
+    def _place_of_warp(self) -> tuple[Expr, Expr, Expr]:
+        return self.warp_m, self.warp_n, self.warp_k
 
     def _start(self) -> float:
         return float(self.op["init"][0])  # type: ignore[index, arg-type]
@@ -258,25 +279,62 @@ class _Matrix:
         return found
 
     def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
+        w = self.w
+        index = self._index(transposed, outer, inner)
+        place = tuple(index[d] for d in dims(self.op, "par"))
+        total = self._sum(tile, transposed, outer, inner)
+        if self.starts_late and self._start() != 0.0:
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
+        store_results(w, Points(w, {self.op.result: total}), place)
+
+    def _index(self, transposed: bool, outer: Expr, inner: Expr) -> dict[str, Expr]:
+        """The index of a result in every dimension, by its place in the tile of sums."""
         w, view = self.w, self.view
         m, n = (inner, outer) if transposed else (outer, inner)
         index: dict[str, Expr] = dict(self.batch)
         for names, origin, at in ((view.rows, self.origin_m, m), (view.columns, self.origin_n, n)):
             where = w.unravel(w.simple(origin + at), [view.sizes[d] for d in names])
             index.update(zip(names, where, strict=True))
-        place = tuple(index[d] for d in dims(self.op, "par"))
-        store_results(w, Points(w, {self.op.result: self._sum(tile, transposed, outer, inner)}), place)
+        return index
 
     def _sum(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> Value:
         """The element of the tile of sums, over all sets of warps."""
-        w, plan = self.w, self.plan
-        total = w.load(tile, (outer, inner))
-        if plan.warps.k > 1 and self._start() != 0.0:
-            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
-        for rows in range(plan.block.m, plan.warps.k * plan.block.m, plan.block.m):
-            at = (outer, inner + rows) if transposed else (outer + rows, inner)
-            total = w.b.value("scalar.add", total, w.load(tile, tuple(map(w.simple, at))))
+        w = self.w
+        first, *others = self._sets(transposed, outer, inner)
+        total = w.load(tile, first)
+        for at in others:
+            total = w.b.value("scalar.add", total, w.load(tile, at))
         return total
+
+    def _sets(self, transposed: bool, outer: Expr, inner: Expr) -> list[tuple[Expr, ...]]:
+        """Where the tile holds an element's sums, one for each set of warps."""
+        w, plan = self.w, self.plan
+        found = []
+        for rows in range(0, plan.warps.k * plan.block.m, plan.block.m):
+            at = (outer, inner + rows) if transposed else (outer + rows, inner)
+            found.append(tuple(map(w.simple, at)))
+        return found
+
+    def _recompute(self, not_finite: Value, tile: Value, transposed: bool) -> None:
+        """In a block with sums that are not finite, compute these as kernels on the lanes do.
+
+        Its threads walk over the tile of sums; most elements of most such tiles are finite and stay.
+        """
+        w, plan = self.w, self.plan
+        major, minor = (plan.block.n, plan.block.m) if transposed else (plan.block.m, plan.block.n)
+        total = major * minor
+        with w.when((), not_finite), w.loop("s", -(-total // plan.threads)) as step:
+            linear = w.simple(step * plan.threads + Sym("tid"))
+            outer, inner = w.unravel(linear, (major, minor))
+            mask = (*w.below(linear, total), *self._inside(outer, inner, transposed, frozenset()))
+            with w.when(mask):
+                first, *others = self._sets(transposed, outer, inner)
+                finite = w.b.value("scalar.isfinite", self._sum(tile, transposed, outer, inner))
+                with w.when((), w.b.value("scalar.not", finite)):
+                    chain = chain_of(w, self.op, self._index(transposed, outer, inner))
+                    w.store(chain, tile, first)
+                    for at in others:
+                        w.store(w.b.const(0.0, "f32"), tile, at)
 
 
 def _together(steps: int) -> int:

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Literal
 
 from tilewright.ir import AttrRecord, Func, InputError
-from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
@@ -15,6 +15,8 @@ from tilewright.passes.kernels.matrix.view import MatrixView, takes_warpgroups
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
+#: elements along the channel after which warpgroups promote sums of split factors at the latest
+GROUP_CHUNK = 32
 MAX_STAGES = 6
 #: boxes brought by the copy engine (sm_90)
 ENGINE = "engine"
@@ -97,7 +99,7 @@ class MatrixParameters(AttrRecord):
 
     def check(self, view: MatrixView) -> None:
         """Raise InputError where tiles, warps, stages or engine are impossible."""
-        depth = MMA_K_BYTES // itemsize(view.dtype)
+        depth = view.depth
         warps = (self.warps.m, self.warps.n, self.warps.k)
         block = (self.block.m, self.block.n, self.block.k)
         tiles = zip(block, (MMA_M, MMA_N, depth), warps, strict=True)
@@ -129,9 +131,11 @@ class MatrixParameters(AttrRecord):
                 f"{MOST_N} columns each, got {self.warps.m} x {self.warps.n} x {self.warps.k} warps "
                 f"and {self.warp_n} columns"
             )
-        row = self.block.k * itemsize(view.dtype)
+        row = self.block.k * itemsize("bf16" if view.splits else view.dtype)
         if row not in ROW_BYTES and any(view.along(i) in ("", view.channel) for i in (0, 1)):
             raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
+        if view.splits and self.block.k > GROUP_CHUNK:
+            raise InputError(f"expected chunks of split factors of at most {GROUP_CHUNK}, got {self.block.k}")
 
     def _check_roles(self, view: MatrixView) -> None:
         if self.engine != WARPGROUPS or self.copiers % WARPGROUP_WARPS or self.teams > MOST_TEAMS:

@@ -69,6 +69,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         head_work=_work(before),
         tail_work=_work(after),
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
+        split=view.splits,
     )
 
 

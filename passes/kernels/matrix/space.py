@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div
-from tilewright.costmodel.kernels.windows import IntArray
+from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP
+from tilewright.ir.thread.split_ops import PIECES, PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
 from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
+from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -25,6 +27,15 @@ WINDOW_REGISTERS = 16
 COPIED_REGISTERS, COMPUTED_REGISTERS, FREE_REGISTERS = 2.0, 0.25, 30
 #: registers of one fragment of either factor
 A_REGISTERS, B_REGISTERS = 4, 2
+#: bytes of a piece of a split factor
+PIECE_BYTES = 2
+#: of warps that split both factors, beside the pieces: addresses of all fragments of a chunk, what is loaded
+#: ahead; and where results are computed from further tensors
+AHEAD_REGISTERS, RESIDUAL_REGISTERS = 60, 16
+#: of one tile of sums
+SUM_REGISTERS = 4
+#: tiles whose products are added in turns, where factors are split
+MOST_TOGETHER = 4
 #: of a warpgroup instead of fragments: descriptors
 GROUP_REGISTERS = 16
 #: stages of the ring from which on warpgroups read two at a time
@@ -54,14 +65,15 @@ _STAGES = (2, 3, 4, 5)
 class MatrixProblem:
     """`batch` products of [m, k] and [n, k], k = taps * channel.
 
-    element_bytes: of both factors (4: TF32). first_bytes, second_bytes: what the factors hold (an image
+    element_bytes: of both factors (4: float32). first_bytes, second_bytes: what the factors hold (an image
     counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
     first_stride, second_stride: bytes between what neighbouring threads read, 0 where it lies side by side.
     first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
-    tail_bytes: what results are computed from besides, beyond a few values per row or column.
+    tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
+    factors are multiplied in pieces of bfloat16, else rounded to TF32.
     """
 
     batch: int
@@ -85,11 +97,22 @@ class MatrixProblem:
     head_work: float = 0.0
     tail_work: float = 0.0
     tail_bytes: int = 0
+    split: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
         if min(counts) < 1 or self.element_bytes not in (2, 4) or not 0.0 <= self.fetched <= 1.0:
             raise InputError(f"expected extents of at least 1, elements of 2 or 4 bytes, got {self}")
+
+    @property
+    def depth(self) -> int:
+        """Elements along the channel that one instruction multiplies."""
+        return MMA_K_BYTES // (2 if self.split else self.element_bytes)
+
+    @property
+    def products(self) -> int:
+        """Instructions for one step of one tile."""
+        return sum(map(len, PRODUCTS)) if self.split else 1
 
     @property
     def flops(self) -> int:
@@ -168,6 +191,8 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     """Return whether warpgroups can multiply the factors: rows of the channel, or columns of 16 bits."""
+    if problem.split and problem.taps * problem.channel < LEAST_GROUP_SUM:
+        return False
     rows = problem.first_rows and problem.second_rows
     return (rows or problem.element_bytes == 2) and hardware.wgmma_share > 0
 
@@ -179,7 +204,7 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     chunks = chunks_of(problem, space)
     keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
     keep &= space.n < 2 * max(problem.n, 2 * MMA_N)
-    keep &= space.k < 2 * max(problem.channel, MMA_K_BYTES // problem.element_bytes)
+    keep &= space.k < 2 * max(problem.channel, problem.depth)
     if not (problem.first_rows and problem.second_rows):
         # Rows of columns are as long whatever the chunk: shorter ones pay where less lies beyond the channel.
         longest = _K_BYTES[-1] // problem.element_bytes
@@ -193,7 +218,7 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
     """Return whether a block can be built and be resident."""
     found = (space.m % (MMA_M * space.warps_m) == 0) & (space.n % (2 * MMA_N * space.warps_n) == 0)
-    found &= space.k % (MMA_K_BYTES // problem.element_bytes * space.warps_k) == 0
+    found &= space.k % (problem.depth * space.warps_k) == 0
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         # Those of warpgroups are panels of such rows.
@@ -226,6 +251,8 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
     steps = space.k * problem.element_bytes // MMA_K_BYTES if rounds_first(problem) else 0
     fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
+    if problem.split:
+        fragments = split_registers(problem, space)
     for extent, copy, rows in (
         (space.m, problem.first_copy, problem.first_rows),
         (space.n, problem.second_copy, problem.second_rows),
@@ -237,20 +264,63 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return np.asarray(sums + fragments + other + ahead, dtype=np.int64)
 
 
+def split_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Registers of pieces: those of the first factor, and of the columns that are multiplied together.
+
+    Beside them sums of one step, and float32 fragments before they are split. Warpgroups multiply all columns
+    of a chunk, the second factor from shared memory.
+    """
+    a, columns = space.m // space.warps_m // MMA_M, columns_together(space)
+    pieces = PIECES * (a * A_REGISTERS + columns * B_REGISTERS)
+    parts = len(PRODUCTS) * a * columns * SUM_REGISTERS
+    fragments = pieces + parts + 2 * B_REGISTERS * columns + 2 * A_REGISTERS + AHEAD_REGISTERS
+    fragments = fragments + (RESIDUAL_REGISTERS if problem.tail_bytes else 0)
+    sums = space.m * space.n // (WARP * space.warps)
+    groups = PIECES * a * A_REGISTERS * (space.k // problem.depth) + len(PRODUCTS) * sums
+    return np.asarray(np.where(space.groups > 0, groups, fragments), dtype=np.int64)
+
+
+def together(rows: int, columns: int) -> int:
+    """Of a warp's tiles, rows by columns, how many columns are multiplied together in pieces."""
+    most = min(columns, max(1, MOST_TOGETHER // rows))
+    return next(n for n in range(most, 0, -1) if columns % n == 0)
+
+
+_MOST_ROWS, _MOST_COLUMNS = max(_M) // MMA_M, max(_N) // MMA_N
+_TOGETHER = np.array(
+    [
+        [together(rows, columns) if rows and columns else 1 for columns in range(_MOST_COLUMNS + 1)]
+        for rows in range(_MOST_ROWS + 1)
+    ],
+    dtype=np.int64,
+)
+
+
+def columns_together(space: MatrixSpace) -> IntArray:
+    """Tiles along n whose pieces are multiplied together, so that sums of several tiles are under way."""
+    return np.asarray(_TOGETHER[space.m // space.warps_m // MMA_M, space.n // space.warps_n // MMA_N])
+
+
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
+    if problem.split:  # the second factor's pieces
+        ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     return np.asarray(np.maximum(ring, sums), dtype=np.int64)
 
 
-def shared_rows(space: MatrixSpace) -> IntArray:
+def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     """Rows of tiles that cross the port of shared memory per chunk: written once, read by every user.
 
-    A warpgroup reads the rows of the second factor once for every 64 of the first.
+    A warpgroup reads the rows of the second factor once for every 64 of the first. Where that is split, the
+    block reads and writes its pieces before, and each product reads one of them.
     """
-    readers = np.where(space.groups > 0, space.m // GROUP_M, space.warps_m)
-    return space.m * (space.warps_n + 1) + space.n * (readers + 1)
+    readers = np.where(space.groups > 0, space.m // GROUP_M, space.warps_m) * 1.0
+    if problem.split:
+        share = PIECE_BYTES / problem.element_bytes
+        readers = np.where(space.groups > 0, (problem.products * readers + PIECES) * share + 1.0, readers)
+    return np.asarray(space.m * (space.warps_n + 1) + space.n * (readers + 1))
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -10,6 +10,7 @@ from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
+from tilewright.ir.thread.split_ops import GROUP
 from tilewright.ir.thread.tensor_maps import RANK
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
@@ -180,6 +181,17 @@ class Staged:
         with self._vectors() as (_, major, minor, inside), w.when(inside):
             at = tuple(map(w.simple, self._at(slot, major, minor)))
             w.b.do("thread.round_shared", self.tiles, at=at, lanes=self.lanes)
+
+    def split(self, slot: Expr, pieces: Value) -> None:
+        """Split the rows of a slot into pieces: all threads together, after the barrier behind its copies."""
+        w, vectors = self.w, self.plan.block.k // GROUP
+        steps = -(-self.major * vectors // self.plan.threads)
+        with w.loop("f", steps, unroll=1) as step:
+            linear = w.simple(step * self.plan.threads + Sym("tid"))
+            major, vector = w.unravel(linear, (self.major, vectors))
+            at = w.simple(vector * GROUP)
+            with w.when(w.below(linear, self.major * vectors)):
+                w.b.do("thread.split_shared", self.tiles, pieces, at=(slot, major, at), dst=(major, at))
 
     def load(self, chunk: Expr) -> Value:
         """This thread's share of a chunk, in registers."""

@@ -8,14 +8,17 @@ from math import prod
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
-from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
 NARROW = ("f16", "bf16")
+#: products of the shortest sum for which warpgroups split factors: they promote sums every 32 of them, and
+#: cut off more than chains of float32 additions round off in shorter ones (docs/adr/0046)
+LEAST_GROUP_SUM = 192
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,16 @@ class MatrixView:
         """Dtype of the factors."""
         return self.op.operands[0].tensor.dtype
 
+    @property
+    def splits(self) -> bool:
+        """Whether float32 factors are multiplied as pieces of bfloat16."""
+        return may_split(self.op)
+
+    @property
+    def depth(self) -> int:
+        """Elements along the channel that one instruction multiplies."""
+        return MMA_K_BYTES // itemsize("bf16" if self.splits else self.dtype)
+
     def outer(self, operand: int) -> tuple[str, ...]:
         """The dimensions that make up the rows of an operand's matrix."""
         return self.columns if operand else self.rows
@@ -94,7 +107,9 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
     """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
-    if len(op.operands) != 2 or first != second or not on_tensor_cores(op) or op.result.tensor.dtype != "f32":
+    if len(op.operands) != 2 or first != second or op.result.tensor.dtype != "f32":
+        return None
+    if not on_tensor_cores(op) and not may_split(op):
         return None
     if not multiplies(op) or any(fill not in (None, 0.0) for fill in fills(op)):
         return None
@@ -123,7 +138,12 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
 def on_tensor_cores(op: Op) -> bool:
     """Return whether tensor cores take the first factor of a contraction as it is, or may round it."""
     dtype = op.operands[0].tensor.dtype
-    return dtype in NARROW or (dtype == "f32" and op["factors"] == "tf32")
+    return dtype in NARROW or (dtype == "f32" and op["factors"] == TF32)
+
+
+def may_split(op: Op) -> bool:
+    """Return whether tensor cores may multiply a contraction's float32 factors in pieces."""
+    return op.operands[0].tensor.dtype == "f32" and op["factors"] == SPLIT
 
 
 def _source(kernel: Func, op: Op, operand: int) -> Source:
@@ -203,7 +223,12 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Return whether warpgroups multiply such tiles: rows of the channel, or columns of it of 16 bits."""
+    """Return whether warpgroups multiply such tiles: rows of the channel, or columns of it of 16 bits.
+
+    Sums of split factors must be long enough for sums that are cut off over a chunk.
+    """
+    if view.splits and view.size(view.taps) * view.sizes[view.channel] < LEAST_GROUP_SUM:
+        return False
     return itemsize(view.dtype) == 2 or all(view.along(i) in ("", view.channel) for i in (0, 1))
 
 

@@ -25,11 +25,14 @@ MATRIX_DTYPES = frozenset({"f16", "bf16"})
 
 
 def on_tensor_cores(op: Op) -> bool:
-    """Return whether this op is a contraction whose factors tensor cores take: 16-bit, or float32 as TF32."""
+    """Return whether this op is a contraction whose factors tensor cores take.
+
+    That are 16-bit ones, and float32 where it may be rounded to TF32 or split into pieces.
+    """
     if op.name != "tensor.contract":
         return False
     kinds = {v.tensor.dtype for v in op.operands}
-    return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (op["factors"] == "tf32" and kinds == {"f32"})
+    return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (bool(op["factors"]) and kinds == {"f32"})
 
 
 def has_matrix_units(func: Func, ctx: PassContext) -> bool:

@@ -83,5 +83,7 @@ def test_every_mode_divides_what_is_narrow(mode):
     text = str(mode_pipeline(mode, 2, 0, "", "bf16"))
     assert text.index("mixed-precision") < text.index("split-")
     assert "mixed-precision" not in str(mode_pipeline(mode, 2, 0))
-    with pytest.raises(tw.InputError, match="expected a precision among fp32, tf32, fp16, bf16, got 'fp8'"):
+    with pytest.raises(
+        tw.InputError, match="expected a precision among fp32, fp32-strict, tf32, fp16, bf16, got 'fp8'"
+    ):
         mode_pipeline(mode, 2, 0, "", "fp8")

@@ -127,7 +127,7 @@ def test_norms_and_softmax_accumulate_in_float32():
 def test_what_cannot_be_done_is_said():
     with pytest.raises(tw.InputError, match="f16 or bf16"):
         narrowed(BLOCK, "f8")
-    with pytest.raises(tw.InputError, match="precision among fp32, tf32, fp16, bf16, got 'fp8'"):
+    with pytest.raises(tw.InputError, match="precision among fp32, fp32-strict, tf32, fp16, bf16, got 'fp8'"):
         tw.compile(parse(BLOCK), target="opencl", precision="fp8")
     tensor = run_pipeline(parse(BLOCK), Pipeline.parse("infer-shapes, graph-to-tensor"), PassContext())
     with pytest.raises(tw.UnsupportedError, match="decided on graph ops"):

@@ -47,7 +47,7 @@ def test_plans_are_those_of_this_process(kernel, pool):
     plans = pool.plans(jobs)
     for job, plan in zip(jobs, plans, strict=True):
         assert plan == lowered(kernel_program(job.kernel, (1,)), TARGET, cold=job.cold)[1]
-    assert len({p.kernels[0].source for p in plans}) > 3
+    assert len({p.kernels[0].source for p in plans}) >= 3
 
 
 def test_what_is_refused_is_told(kernel, pool):

@@ -35,8 +35,9 @@ def test_passes_of_stages_are_replaced_and_left_out():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "choose-algorithms"),
-        ({"workspace": "any"}, "choose-algorithms{workspace=any}"),
+        ({}, "choose-algorithms{factors=split}"),
+        ({"precision": "fp32-strict"}, "choose-algorithms"),
+        ({"workspace": "any"}, "choose-algorithms{workspace=any, factors=split}"),
         ({"conv_algorithm": "fft", "workspace": "any"}, "choose-algorithms{algorithm=fft}"),
         ({"precision": "tf32"}, "choose-algorithms{algorithm=direct}"),
         ({"conv_algorithm": ""}, "sum-of-products"),
@@ -45,7 +46,8 @@ def test_passes_of_stages_are_replaced_and_left_out():
 def test_options_of_a_compilation_are_options_of_passes(given, text):
     *_, last, saved = official_stages(Level.GRAPH, "cuda", **given).graph.passes
     assert str(last) == text
-    assert str(saved) == ("choose-saved{tf32=true}" if "precision" in given else "choose-saved")
+    factors = pipelines.FACTORS.get(given.get("precision", "fp32"))
+    assert str(saved) == (f"choose-saved{{factors={factors}}}" if factors else "choose-saved")
 
 
 @pytest.mark.parametrize("precision", list(pipelines.PRECISIONS))
@@ -75,8 +77,9 @@ def test_no_stage_is_no_pass():
 
 @pytest.mark.parametrize("name", pipelines.ESTIMATES)
 def test_estimates_run_passes_of_a_compilation_in_its_order(name):
-    whole = [official_stages(Level.GRAPH, "cuda", precision).whole for precision in ("fp32", "tf32")]
-    assert pipelines.ESTIMATES[name].is_part_of(whole["tf32" in name])
+    for precision in ("fp32", "fp32-strict", "tf32"):
+        whole = official_stages(Level.GRAPH, "cuda", precision).whole
+        assert pipelines.estimates(name, pipelines.FACTORS.get(precision, "")).is_part_of(whole)
 
 
 class Told:
@@ -85,7 +88,7 @@ class Told:
     def __init__(self):
         self.asked = []
 
-    def algorithm_cost(self, op, algorithm, hardware, *, constant_weight):
+    def algorithm_cost(self, op, algorithm, hardware, *, constant_weight, factors):
         self.asked.append((algorithm, constant_weight))
         return AlgorithmCost({"direct": 2.0, "winograd2": 3.0, "winograd4": 1.0}[algorithm], 0)
 
