@@ -72,6 +72,10 @@ class RowPhases:
             and (v in kernel.params or _expensive(kernel, v))
         )
 
+    def kept_words(self, kernel: Func) -> float:
+        """Registers (4 bytes) per element of a row that these values take."""
+        return sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in self.kept(kernel))
+
     def inner(self, kernel: Func) -> str:
         """The dimension along which the largest parameter is contiguous: `row.k`, `col.k`; '' if unclear."""
         params = [v for v in self.uses if v in kernel.params]

@@ -52,6 +52,7 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
 def _inlined(main: Func) -> Func:
     cheap: dict[Value, Op] = {}
     of_little: dict[Value, Op] = {}
+    reduced = {v for op in main.body.ops if op.name == "tensor.reduce" for v in op.operands}
     small = {p for p in main.params if p.tensor.nbytes <= SMALL_BYTES}
     ops: list[Op] = []
     for op in main.body.ops:
@@ -60,7 +61,7 @@ def _inlined(main: Func) -> Func:
         new = op
         if op.name == "tensor.map" and not is_copy(op):
             new = _with_bodies(op, cheap)
-            if len(new.results) == 1 and _is_cheap(new, small):
+            if len(new.results) == 1 and _is_cheap(new, small, reduced):
                 cheap[new.result] = new
         elif op.name == "tensor.scatter" and op.operands[0] in of_little:
             first = of_little[op.operands[0]]
@@ -78,9 +79,10 @@ def _summed(main: Func) -> Func:
     """Sums with the bodies of the maps that they read as fast as their results."""
     read: dict[Value, Op] = {}
     stored = _stored_anyway(main)
+    elsewhere = {v for op in main.body.ops if op.name != "tensor.reduce" for v in op.operands}
     ops: list[Op] = []
     for op in main.body.ops:
-        if op.name == "tensor.map" and len(op.results) == 1 and _is_read_as_fast(op, stored):
+        if op.name == "tensor.map" and len(op.results) == 1 and _is_read_as_fast(op, stored, elsewhere):
             read[op.result] = op
         ops.append(_with_bodies(op, read) if op.name == "tensor.reduce" else op)
     return _live(main, ops)
@@ -91,10 +93,19 @@ def _live(main: Func, ops: Sequence[Op]) -> Func:
     return main if block is main.body else main.with_body(block.with_ops(live_ops(block)))
 
 
-def _is_cheap(op: Op, small: set[Value]) -> bool:
-    """Whether computing a map again costs less than storing it."""
+def _is_cheap(op: Op, small: set[Value], reduced: set[Value]) -> bool:
+    """Whether computing a map again costs less than storing it.
+
+    It does where the map makes more than it reads, or reads little; and where it only shifts or scales what a
+    reduction reads as well, which is in memory therefore: logits less their maximum.
+    """
     if recompute_cost(op) > MAX_COST:
         return False
+    if recompute_cost(op) == 1 and op.result.tensor.nbytes > SMALL_BYTES:
+        large = [v for v in op.operands if v.tensor.nbytes >= op.result.tensor.nbytes]
+        rest = sum(v.tensor.nbytes for v in op.operands if v not in large)
+        if len(large) == 1 and large[0] in reduced and 8 * rest <= op.result.tensor.nbytes:
+            return large[0].tensor.nbytes == op.result.tensor.nbytes
     if op.result.tensor.nbytes > sum(v.tensor.nbytes for v in op.operands):
         return True
     return all(v in small for v in op.operands)
@@ -107,11 +118,12 @@ def _stored_anyway(main: Func) -> set[Value]:
     return {v for v, n in read_by.items() if n > 1 or v not in maps}
 
 
-def _is_read_as_fast(op: Op, stored: set[Value]) -> bool:
+def _is_read_as_fast(op: Op, stored: set[Value], elsewhere: set[Value]) -> bool:
     """Whether sums of a large map read its operands about as fast as they would read it.
 
-    Each element is read once, so that nothing is computed twice; a map of an index is left alone, because
-    dimensions of a sum may be cut later.
+    elsewhere: what others than reductions read, and so is stored in any case. Each element is read once, so
+    that nothing is computed twice; a map of an index is left alone, because dimensions of a sum may be cut
+    later.
     """
     made = op.result.tensor
     if made.nbytes <= SMALL_BYTES or recompute_cost(op) > MAX_COST or op.body is None:
@@ -122,7 +134,9 @@ def _is_read_as_fast(op: Op, stored: set[Value]) -> bool:
     if any(v.tensor.size != made.size for v in read):
         return False
     total = sum(v.tensor.nbytes for v in read)
-    return total < made.nbytes or (total <= 2 * made.nbytes and all(v in stored for v in read))
+    if op.result in elsewhere or any(v not in stored for v in read):
+        return total < made.nbytes
+    return total <= 2 * made.nbytes
 
 
 def _with_bodies(op: Op, cheap: dict[Value, Op]) -> Op:

@@ -18,7 +18,7 @@ from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
 from tilewright.passes.kernels.rows.combiners import combiner
-from tilewright.passes.kernels.rows.space import RowAccess, choose_rows
+from tilewright.passes.kernels.rows.space import RowAccess, choose_rows, keeps
 from tilewright.passes.kernels.rows.staged_space import choose_staged
 
 #: lines that a row is shorter than whose threads are too few to read lines at once
@@ -42,14 +42,14 @@ def choose_row_kernel(
         alone = max(1, p.threads_per_row * p.rows_per_block)
         return "rows", replace(best, parameters=RowReduceParameters(1, alone, 1))
     if isinstance(hardware, GpuHardware):
-        found = _on_gpu(kernel, reductions, hardware)
+        found = _on_gpu(kernel, reductions, hardware, best.estimate_s)
         if found is not None:
             return found
     return "rows", best
 
 
 def _on_gpu(
-    kernel: Func, reductions: list[Op], hardware: GpuHardware
+    kernel: Func, reductions: list[Op], hardware: GpuHardware, otherwise_s: float
 ) -> tuple[str, ParameterChoice[RowReduceParameters]] | None:
     phases = row_phases(kernel)
     if phases is None or not phases.alike:
@@ -64,6 +64,10 @@ def _on_gpu(
     if staged is not None and (choice is None or staged.estimate_s < choice.estimate_s):
         return "rows_staged", staged
     if choice is None:
+        return None
+    p = choice.parameters
+    steps = -(-row_problem(kernel).row_length // (p.threads_per_row * p.vec))
+    if not keeps(steps, p.vec, access.kept_words) and otherwise_s <= choice.estimate_s:
         return None
     return "rows_across" if access.across else "rows_kept", choice
 
@@ -106,8 +110,8 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     kept = phases.kept(kernel)
     if walks > 1 and not kept:
         return None
-    words = sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in kept)
-    return RowAccess(anchor.extents()[-1], size, kept_words=words if walks > 1 else 0.0, walks=walks)
+    words = phases.kept_words(kernel) if walks > 1 else 0.0
+    return RowAccess(anchor.extents()[-1], size, kept_words=words, walks=walks)
 
 
 def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:

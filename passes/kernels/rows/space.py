@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, sqrt
 
@@ -22,6 +22,10 @@ _KEPT_STEPS = 16
 OTHER_REGISTERS = 32
 #: threads of a block, at least and at most
 _BLOCK = (128, 512)
+#: threads of a block that reads long rows again: fewer rows at once stay in the caches
+_LARGEST_BLOCK = 1024
+#: share of the L2 cache that rows may fill which are walked along again
+_CACHED_SHARE = 0.7
 #: steps of a walk whose reads are asked for together
 _TOGETHER = 4
 
@@ -48,17 +52,21 @@ def choose_rows(
 ) -> ParameterChoice[RowReduceParameters] | None:
     """Threads per row, rows (with `across`: vectors of rows) per block, vector width.
 
-    None where no thread could keep its part of a row.
+    None where there are no such blocks. Rows that are too long to be kept are read anew by each walk.
     """
     widest = VECTOR_BYTES // access.element_bytes
     widths = [v for v in (8, 4, 2, 1) if v <= max(1, widest) and access.inner % v == 0]
+    again = access.walks > 1 and not access.across and access.kept_words == 0.0
+    most = _LARGEST_BLOCK if again else _BLOCK[1]
     space = [
         RowReduceParameters(t, r, v)
         for v in widths
         for t in POWERS
         for r in POWERS
-        if _BLOCK[0] <= t * r <= _BLOCK[1] and _fits(problem, access, t, v)
+        if _BLOCK[0] <= t * r <= most and _fits(problem, access, t, v)
     ]
+    if not space and access.kept_words:  # rows that no block keeps are read again from caches
+        return choose_rows(problem, hardware, replace(access, kept_words=0.0))
     if not space:
         return None
     estimates = [_seconds(problem, hardware, access, p) for p in space]
@@ -74,9 +82,12 @@ def _fits(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) 
     if threads > 2 * problem.row_length:
         return False
     steps = _steps(problem, access, threads, vec)
-    if access.kept_words == 0.0:
-        return True
-    return steps <= _KEPT_STEPS and steps * vec * access.kept_words <= _KEPT_REGISTERS
+    return keeps(steps, vec, access.kept_words)
+
+
+def keeps(steps: int, vec: int, words: float) -> bool:
+    """Return whether a thread's registers hold its part of a row between walks: `words` for each element."""
+    return words == 0.0 or (steps <= _KEPT_STEPS and steps * vec * words <= _KEPT_REGISTERS)
 
 
 def _seconds(
@@ -113,9 +124,13 @@ def _seconds(
         * hardware.estimate_dram_efficiency
         * _run_rate(problem, hardware, access, p)
     )
-    moved_s = (
-        walks * problem.compulsory_bytes / (rate * min(1.0, flying / hardware.stream.bytes_in_flight_per_sm))
-    )
+    rate *= min(1.0, flying / hardware.stream.bytes_in_flight_per_sm)
+    again_s = problem.compulsory_bytes / rate
+    if not access.across:
+        walked = min(per_sm, resident) * hardware.sm_count * problem.row_length * p.rows_per_block
+        cached = walked * access.element_bytes <= _CACHED_SHARE * hardware.l2_bytes
+        again_s = problem.bytes_read / (hardware.l2_bytes_per_s if cached else rate)
+    moved_s = problem.compulsory_bytes / rate + (walks - 1) * again_s
     busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s

@@ -19,6 +19,7 @@ from tilewright.passes.analysis.row_phases import Phase, row_phases
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.rows.combiners import combiner, first_of, neutral
 from tilewright.passes.kernels.rows.partial_sums import in_runs
+from tilewright.passes.kernels.rows.space import keeps
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -303,7 +304,7 @@ _SUM_BYTES = 4
 
 
 def lower_rows_kept(kernel: Func) -> Func:
-    """The thread-level function of a row kernel whose rows stay in registers between its phases.
+    """The thread-level function of a row kernel whose rows stay in registers between its phases, if they fit.
 
     params: threads_per_row (a power of two), rows_per_block, vec consecutive elements per thread and step.
     `vec` must divide the last extent of the rows (else InputError), the block be whole warps.
@@ -342,7 +343,9 @@ class RowsKept(RowWalks):
 
     def prepare(self) -> None:
         """Write what precedes the first phase."""
-        self.reused = self.row_phases.kept(self.kernel)
+        steps = max((self.steps(phase) for phase in self.phases if phase.columns), default=0)
+        if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
+            self.reused = self.row_phases.kept(self.kernel)
         self._preload()
 
     # -- walks -----------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Row kernels on GPUs: kept in registers, or across rows that lie side by side."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from decision_samples import parameters, template, with_template
@@ -173,4 +175,16 @@ def test_choices_fit(across):
         assert inner % p.vec == 0
         assert 128 <= p.threads_per_row * p.rows_per_block <= 512
     kept = RowAccess(1 << 20, 4, kept_words=1.0)
-    assert choose_rows(RowReduceProblem(3, 1 << 20, 1, 1, 1), hardware, kept) is None
+    short = RowReduceProblem(4096, 512, 1 << 23, 1 << 14, 1)
+    twice = replace(kept, walks=2)
+    seconds = [choose_rows(short, hardware, access).estimate_s for access in (kept, twice)]
+    assert seconds[0] <= seconds[1] < 1.1 * seconds[0]
+    long = RowReduceProblem(4096, 30522, 4096 * 30522 * 4, 1 << 14, 1)  # no block keeps such rows
+    again = choose_rows(long, hardware, replace(twice, inner=30522))
+    assert again.estimate_s > 1.3 * choose_rows(long, hardware, RowAccess(30522, 4)).estimate_s
+
+
+def test_rows_that_are_too_long_to_keep_are_read_again():
+    source = source_of(ROWS, "rows_kept", (1, 32, 4))
+    assert source.count("&x[") == 3  # once for each walk
+    agrees(ROWS, "rows_kept", (1, 32, 4), "opencl")
