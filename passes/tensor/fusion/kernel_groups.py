@@ -189,10 +189,12 @@ class _Builder:
 
     def _sources(self, op: Op) -> set[tuple[object, tuple[Expr, ...]]]:
         """What an op reads that is as large as its domain, and where, by the places of its dimensions."""
-        place: dict[str, Expr] = {d: Sym(f"d{i}") for i, d in enumerate(domain(op))}
+        wide = [d for d, n in domain(op).items() if n > 1]
+        place: dict[str, Expr] = {d: Sym(f"d{i}") for i, d in enumerate(wide)}
         out: set[tuple[object, tuple[Expr, ...]]] = set()
-        for v, at in zip(op.operands, reads(op), strict=True):
-            if len({d for e in at for d in symbols(e)}) == len(place):
+        for v, indices in zip(op.operands, reads(op), strict=True):
+            at = [simplify(e, ranges_of(op)) for e in indices]
+            if {d for e in at for d in symbols(e)} == set(wide):
                 g = self.group_of(v)
                 small = g is not None and v.tensor.nbytes <= SMALL_BYTES
                 source: object = g.number if g is not None and small else self.result.resolve(v)
