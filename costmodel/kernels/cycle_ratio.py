@@ -8,11 +8,9 @@ The time per item is the largest ratio of time to tokens of all directed cycles 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-
-#: ratios closer than this share are one
-_CLOSE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ def maximum_cycle_ratio(edges: Sequence[Edge]) -> CycleRatio:
     best = CycleRatio(0.0, ())
     while cycle := _cycle([(e, e.clk - best.clk * e.tokens) for e in edges], best.clk):
         ratio = sum(e.clk for e in cycle) / sum(e.tokens for e in cycle)
-        if ratio <= best.clk * (1 + _CLOSE):
+        if ratio <= best.clk * (1 + sys.float_info.epsilon):
             break
         best = CycleRatio(ratio, cycle)
     return best
@@ -60,7 +58,7 @@ def _cycle(weighted: Sequence[tuple[Edge, float]], scale: float = 1.0) -> tuple[
     nodes = {n for e, _ in weighted for n in (e.source, e.target)}
     far: dict[Hashable, float] = dict.fromkeys(nodes, 0.0)
     into: dict[Hashable, Edge] = {}
-    least = _CLOSE * max(1.0, scale)
+    least = len(weighted) * sys.float_info.epsilon * max(1.0, scale, *(abs(w) for _, w in weighted))
     for _ in range(len(nodes) + 1):
         changed = None
         for e, weight in weighted:

@@ -108,6 +108,10 @@ def _l2(
     moved = np.full(len(space), float(problem.result_bytes))
     moved += first if around[0] else float(problem.first_bytes)
     moved += second if around[1] else float(problem.second_bytes)
+    # Lines that several multiprocessors ask for together come faster by the copy engine: 12.9 TB/s were
+    # measured on an H200, and nothing is known of the most.
+    once = float(problem.result_bytes + problem.first_bytes + problem.second_bytes)
+    moved = np.where(space.by_roles, once, moved)
     return np.minimum(1.0, problem.flops / moved * hardware.l2_bytes_per_s / peak)
 
 
@@ -124,14 +128,17 @@ def _lat(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray, chunks: IntArray
 ) -> FloatArray:
     """The chain of one block: a copy starts when an earlier one was used; sums are added in turn."""
-    copies = hardware.lat_l2_clk * ceil_div(chunks, ahead_of(problem, space) + 1)
+    # A ring by roles never drains: the copies of one tile start while the one before is multiplied.
+    waits = np.where(space.by_roles, chunks / space.stages, ceil_div(chunks, ahead_of(problem, space) + 1))
+    copies = hardware.lat_l2_clk * waits
     steps = chunks * (space.k // (problem.depth * space.warps_k))
     # Nothing is known of the latency of warpgroups' multiplications, which follow each other by groups. Split
     # factors have two sums of their own in each step, which are added in turn.
     chain = steps * hardware.lat_mma_clk
     if problem.split:
         chain = max(map(len, PRODUCTS)) * hardware.lat_mma_clk + len(PRODUCTS) * steps * hardware.lat_fma_clk
-    sums = hardware.lat_l2_clk + np.where(space.groups > 0, 0.0, chain)
+    first = np.where(space.by_roles, 0.0, hardware.lat_l2_clk)
+    sums = first + np.where(space.groups > 0, 0.0, chain)
     registers = (registers_of(problem, space) - _SPARE_REGISTERS).clip(24)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers).clip(1)
     rounds = ceil_div(ceil_div(blocks, hardware.sm_count), fits)
@@ -141,7 +148,7 @@ def _lat(
 
 def _rate(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, blocks: IntArray) -> FloatArray:
     """Return what the instruction reaches of the peak, on the tensor cores that have a warp at all."""
-    warps = _resident(problem, space, hardware, blocks) * space.warps
+    warps = _resident(problem, space, hardware, blocks) * space.multiplying_warps
     share = np.where(space.groups > 0, hardware.wgmma_share, hardware.mma_sync_share)
     return np.asarray(share * np.minimum(1.0, warps / hardware.schedulers_per_sm))
 

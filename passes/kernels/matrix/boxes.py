@@ -23,6 +23,8 @@ from tilewright.passes.kernels.matrix.view import MatrixView
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
 PROMOTION_BYTES = 256
+#: bytes of the rows of tiles that roles multiply
+ROW_BYTES = 128
 #: the same of windows, which take single pixels
 WINDOW_PROMOTION_BYTES = 128
 #: largest offset of a tap, which the instruction holds in a byte per dimension where there are two
@@ -104,6 +106,13 @@ def map_of_boxes(
     if 1 not in (boxes.rows_step, boxes.channel_step) or parameter.offset % 16 or any(map_faults(recipe)):
         return None
     return parameter
+
+
+def comes_in_boxes(view: MatrixView, operand: int) -> bool:
+    """Return whether the copy engine can bring tiles of a linear factor, in rows of 128 bytes."""
+    tensor, boxes = view.sources[operand].value.tensor, boxes_of(view, operand)
+    row = ROW_BYTES // itemsize(tensor.dtype)
+    return boxes is not None and map_of_boxes(boxes, view, 0, tensor, (row, row), ROW_BYTES) is not None
 
 
 def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Expr) -> tuple[Expr, ...]:

@@ -42,6 +42,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     rounds, rest = per_sm // resident, per_sm % resident
     busy_clk = rounds * _round_clk(problem, space, hardware, resident)
     busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
+    busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
     busy_s = busy_clk / hardware.clock_hz
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
@@ -68,6 +69,28 @@ def _round_clk(
     return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident))
 
 
+def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Cycles of a block by roles, from its start to the end of its last tile.
+
+    A chunk takes the maximum cycle ratio of the ring (`costmodel.kernels.cycle_ratio`): tensor cores, shared
+    memory, the path of copies, or the way from a slot's release to the next over as many chunks as slots.
+    One team's results follow its loop; those of two are written while the other one multiplies.
+    """
+    fit, size = hardware.matrix, problem.element_bytes
+    multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * fit.role_share)
+    fetched = (space.m * problem.fetched + space.n / space.cluster) * space.k * size
+    fetch = fetched / fit.role_bytes_per_sm_per_clk
+    port = shared_rows(problem, space) * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
+    around = (fit.fetch_clk + multiply) / space.stages
+    loop = chunks_of(problem, space) * np.maximum.reduce([multiply, port, fetch, around])
+    results = fit.role_turn_clk + _epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
+    tiles = blocks_of(problem, space)
+    turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
+    alone = turns * (loop + results)
+    by_turns = np.maximum(turns * loop, (loop + results) * turns / 2) + results
+    return np.asarray(fit.block_clk + fit.fetch_clk + np.where(space.teams > 1, by_turns, alone))
+
+
 def _epilogue_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
@@ -78,10 +101,11 @@ def _epilogue_clk(
         fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
         + fit.tail_instructions * problem.tail_work
     )
-    hidden = np.minimum(1.0, resident * space.warps / (hardware.schedulers_per_sm * fit.tail_warps))
+    warps = space.team_warps
+    hidden = np.minimum(1.0, resident * warps / (hardware.schedulers_per_sm * fit.tail_warps))
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
     if problem.tail_bytes:
-        clk = clk + vectors / space.warps / fit.tail_vectors * fit.tail_read_clk
+        clk = clk + vectors / warps / fit.tail_vectors * fit.tail_read_clk
     return np.asarray(clk)
 
 

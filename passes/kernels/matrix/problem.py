@@ -13,9 +13,11 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import ranges_of, reads
+from tilewright.ir.thread.tensor_maps import UNIT_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
+from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, plain
@@ -70,7 +72,13 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_work=_work(after),
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=view.splits,
+        boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
+
+
+def _packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
+    """Return whether the second factor is packed to rows that the copy engine takes."""
+    return _packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
 
 
 def _work(ops: Sequence[Op]) -> float:

@@ -12,9 +12,17 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, MMA_M, MMA_N, WARP
+from tilewright.ir.hardware_facts import (
+    ASYNC_COPY_BYTES,
+    MMA_K_BYTES,
+    MMA_M,
+    MMA_N,
+    REGISTER_UNIT,
+    REGISTERS_PER_SM,
+    WARP,
+)
 from tilewright.ir.thread.split_ops import PIECES, PRODUCTS
-from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
 from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM
 
@@ -44,6 +52,10 @@ OVERLAP_STAGES = 4
 SUM_PAD_WORDS = 8
 #: sums of a thread, and of one of a warpgroup, which holds no fragments beside them
 MAX_SUMS, MOST_GROUP_SUMS = 128, 192
+#: warps that copy; a kernel's registers per thread at most as it is launched
+ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
+#: bytes through which a warp brings some of its sums into rows (`roles`), and of a block's barriers
+STAGING_BYTES, ROLE_BARRIER_BYTES = 16 * (32 + 8) * 4, 256
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
 
@@ -58,6 +70,8 @@ _WARPS = (
 )
 #: the same of warpgroups: one, two along m, two along n
 _GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
+#: warps of a team and teams: two warpgroups together, or each with tiles of its own
+_ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2))
 _STAGES = (2, 3, 4, 5)
 
 
@@ -73,7 +87,8 @@ class MatrixProblem:
     first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
-    factors are multiplied in pieces of bfloat16, else rounded to TF32.
+    factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
+    can bring tiles of both factors.
     """
 
     batch: int
@@ -98,6 +113,7 @@ class MatrixProblem:
     tail_work: float = 0.0
     tail_bytes: int = 0
     split: bool = False
+    boxes: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
@@ -127,7 +143,10 @@ class MatrixProblem:
 
 @dataclass(frozen=True, eq=False)
 class MatrixSpace:
-    """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply."""
+    """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
+
+    copiers, teams, blocks, cluster: as in the parameters; with copiers the copy engine brings both factors.
+    """
 
     m: IntArray
     n: IntArray
@@ -137,20 +156,52 @@ class MatrixSpace:
     stages: IntArray
     warps_k: IntArray
     groups: IntArray
+    copiers: IntArray
+    teams: IntArray
+    blocks: IntArray
+    cluster: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
 
     @property
+    def team_warps(self) -> IntArray:
+        """Warps that share a tile."""
+        return self.warps_m * self.warps_n * self.warps_k
+
+    @property
+    def multiplying_warps(self) -> IntArray:
+        """Warps of a block that multiply."""
+        return self.teams * self.team_warps
+
+    @property
     def warps(self) -> IntArray:
         """Warps per block."""
-        return self.warps_m * self.warps_n * self.warps_k
+        return self.copiers + self.multiplying_warps
+
+    @property
+    def by_roles(self) -> npt.NDArray[np.bool_]:
+        """Whether some warps copy what others multiply."""
+        return np.asarray(self.copiers > 0)
 
     def at(self, index: int) -> MatrixParameters:
         """The parameters at `index`."""
-        m, n, k, warps_m, warps_n, stages, warps_k, groups = self.named(index).values()
-        warps = Warps(warps_m, warps_n, warps_k)
-        return MatrixParameters(MatrixTile(m, n, k), warps, stages, "", 1, "wgmma" if groups else "mma")
+        names = self.named(index)
+        warps = Warps(names["warps_m"], names["warps_n"], names["warps_k"])
+        copiers = names["copiers"]
+        return MatrixParameters(
+            MatrixTile(names["m"], names["n"], names["k"]),
+            warps,
+            names["stages"],
+            "",
+            1,
+            "wgmma" if names["groups"] else "mma",
+            copiers=copiers,
+            teams=names["teams"],
+            blocks=names["blocks"],
+            transport="engine" if copiers else "threads",
+            cluster=names["cluster"],
+        )
 
     def named(self, index: int) -> dict[str, int]:
         """Return what records of measurements call the point at `index`: its columns."""
@@ -167,7 +218,10 @@ COLUMNS = tuple(f.name for f in fields(MatrixSpace))
 def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     """The struct-of-arrays form of given parameters."""
     rows = [
-        (*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS)
+        (
+            *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
+            *(p.copiers, p.teams, p.blocks, p.cluster),
+        )
         for p in parameters
     ]
     return MatrixSpace(*np.array(rows, dtype=np.int64).T.copy())
@@ -178,14 +232,17 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
     Raises InputError where nothing does.
     """
-    ways = [(*warps, 0) for warps in _WARPS]
+    ways = [(*warps, 0, 0, 1, 0, 1) for warps in _WARPS]
     if takes_groups(problem, hardware):
-        ways += [(*warps, 1) for warps in _GROUP_WARPS]
+        ways += [(*warps, 1, 0, 1, 0, 1) for warps in _GROUP_WARPS]
+    if takes_roles(problem, hardware):
+        # Clusters of two, which share reads of the second factor, are slower on an H200 wherever tried.
+        ways += [(*warps, 1, ROLE_COPIERS, teams, hardware.sm_count, 1) for warps, teams in _ROLE_WARPS]
     tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
     index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
     m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
     warps = np.array(ways, dtype=np.int64)[w]
-    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, warps[:, 2], warps[:, 3])
+    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *warps[:, 2:].T)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
 
 
@@ -195,6 +252,11 @@ def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
         return False
     rows = problem.first_rows and problem.second_rows
     return (rows or problem.element_bytes == 2) and hardware.wgmma_share > 0
+
+
+def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
+    """Return whether the copy engine brings both factors to warpgroups that do nothing but multiply."""
+    return problem.boxes and takes_groups(problem, hardware) and problem.element_bytes == 2
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -226,9 +288,15 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes == 4) | swizzled
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
-    most = np.where(space.groups > 0, MOST_GROUP_SUMS, MAX_SUMS)
-    found &= (space.m * space.n * space.warps_k <= most * threads) & (
-        threads <= hardware.max_threads_per_block
+    most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
+    sums = space.m * space.n * space.warps_k
+    found &= (sums <= most * (WARP * space.team_warps)) & (threads <= hardware.max_threads_per_block)
+    # Roles multiply whole rows of 128 bytes, every team has a tile, and clusters lie within rasters.
+    tiles_m = ceil_div(problem.m, space.m)
+    found &= ~space.by_roles | (
+        (space.k * problem.element_bytes == ROW_BYTES[-1])
+        & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
+        & (tiles_m % space.cluster == 0)
     )
     found &= (registers <= hardware.max_registers_per_thread) & (
         registers * threads <= hardware.registers_per_sm
@@ -261,7 +329,10 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
             # Each of a thread's many narrow copies to a turned tile keeps its place in a register.
             narrow = extent * space.k // (copy * WARP * space.warps)
             fragments = fragments + np.where(space.groups > 0, narrow, 0)
-    return np.asarray(sums + fragments + other + ahead, dtype=np.int64)
+    # Roles share what the block has at launch, which is all of a multiprocessor's.
+    share = REGISTERS_PER_SM // (WARP * space.warps) // REGISTER_UNIT * REGISTER_UNIT
+    found = np.where(space.by_roles, np.minimum(share, MOST_ROLE_REGISTERS), sums + fragments + other + ahead)
+    return np.asarray(found, dtype=np.int64)
 
 
 def split_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
@@ -307,7 +378,8 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     if problem.split:  # the second factor's pieces
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
-    return np.asarray(np.maximum(ring, sums), dtype=np.int64)
+    pieces = space.multiplying_warps * STAGING_BYTES + ROLE_BARRIER_BYTES
+    return np.asarray(np.where(space.by_roles, ring + pieces, np.maximum(ring, sums)), dtype=np.int64)
 
 
 def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
