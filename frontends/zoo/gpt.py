@@ -6,19 +6,16 @@ Token and position embeddings, pre-normalised blocks of causal attention and a G
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.importing.parameters import with_parameters
-from tilewright.frontends.weights.random_weights import SeededConstants
-from tilewright.ir.builder import Builder
+from tilewright.frontends.zoo.writing import NetworkWriter
 from tilewright.ir.errors import InputError
-from tilewright.ir.nodes import Attr, Func, Level, Module, Value
-from tilewright.ir.types import TensorType
+from tilewright.ir.graph_code import Tensor
+from tilewright.ir.nodes import Module
 
 EPSILON = 1e-5
 #: what attention to later tokens is set to before softmax
@@ -70,141 +67,104 @@ def gpt(
             f"{name}: expected tied to be true or false and logits all or last, got {tied!r} and {logits!r}"
         )
     net = _Decoder(seed, width, heads)
-    tokens = Value(TensorType("i32", (batch, sequence)), hint="tokens")
+    tokens = net.input("tokens", "i32", batch, sequence)
     x = net.embed(tokens, vocabulary, context)
     for layer in range(layers):
         x = net.block(x, f"h{layer}")
     result = net.head(x, vocabulary, tied=tied, last=logits == "last")
-    return net.module(name, tokens, result)
+    return net.module(name, [result])
 
 
-class _Decoder:
-    """Builds one decoder part by part; constants are only named and measured."""
+class _Decoder(NetworkWriter):
+    """Writes one decoder part by part."""
 
     def __init__(self, seed: int, width: int, heads: int) -> None:
-        self._seed, self._width, self._heads = seed, width, heads
-        self._builder = Builder()
-        self._scopes: list[str] = []
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._numbers: dict[str, np.ndarray] = {}
-        self._values: dict[str, Value] = {}
+        super().__init__(seed)
+        self._width, self._heads = width, heads
+        self._numbers: dict[str, Tensor] = {}
 
-    @contextmanager
-    def _scope(self, name: str) -> Iterator[None]:
-        self._scopes.append(name)
-        try:
-            with self._builder.at(f"zoo:{'.'.join(self._scopes)}"):
-                yield
-        finally:
-            self._scopes.pop()
-
-    def _op(self, name: str, *operands: Value, **attrs: Attr) -> Value:
-        (result,) = self._builder.emit(f"graph.{name}", operands, attrs)
-        return result
-
-    def _constant(self, name: str, shape: tuple[int, ...]) -> Value:
-        kind = TensorType("f32", shape)
-        (value,) = self._builder.emit("graph.constant", (), {"name": name}, types=(kind,), hint=name)
-        return value
-
-    def _weight(self, name: str, *shape: int) -> Value:
-        full = ".".join((*self._scopes, name))
-        if full not in self._values:
-            self._shapes[full] = shape
-            self._values[full] = self._constant(full, shape)
-        return self._values[full]
-
-    def _number(self, value: float) -> Value:
+    def _number(self, value: float) -> Tensor:
         name = f"number.{value:.9g}".replace("+", "")
-        if name not in self._values:
-            self._numbers[name] = np.asarray(value, np.float32)
-            self._values[name] = self._constant(name, ())
-        return self._values[name]
+        if name not in self._numbers:
+            self._numbers[name] = self.w.constant(np.asarray(value, np.float32), name)
+        return self._numbers[name]
 
-    def _linear(self, x: Value, units: int, name: str) -> Value:
-        """x * weight^T + bias along the last dimension."""
-        made = self._op("dense", x, self._weight(f"{name}.kernel", units, x.tensor.shape[-1]))
-        return self._op("add", made, self._weight(f"{name}.bias", units))
+    def _linear(self, x: Tensor, units: int, name: str) -> Tensor:
+        """x * weight^T + bias along the last dimension, as a sum."""
+        made = self.w.op("dense", x, self.weight(f"{name}.kernel", units, x.shape[-1]))
+        return self.w.op("add", made, self.weight(f"{name}.bias", units))
 
-    def _norm(self, x: Value, name: str) -> Value:
-        parts = (self._weight(f"{name}.{part}", self._width) for part in ("gamma", "beta"))
-        return self._op("layer_norm", x, *parts, axis=-1, epsilon=EPSILON)
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return self.layer_norm(x, name, EPSILON)
 
-    def embed(self, tokens: Value, vocabulary: int, context: int) -> Value:
+    def embed(self, tokens: Tensor, vocabulary: int, context: int) -> Tensor:
         """Rows of the token table plus rows of the position table: [batch, sequence, width]."""
-        sequence = tokens.tensor.shape[1]
-        with self._scope("embed"):
-            words = self._op("take", self._weight("tokens", vocabulary, self._width), tokens, axis=0)
-            table = self._weight("positions", context, self._width)
-            places = self._op(
+        sequence = tokens.shape[1]
+        with self.scope("embed"):
+            words = self.w.op("take", self.weight("tokens", vocabulary, self._width), tokens, axis=0)
+            table = self.weight("positions", context, self._width)
+            places = self.w.op(
                 "strided_slice", table, begin=(0, 0), size=(sequence, self._width), strides=(1, 1)
             )
-            return self._op("add", words, places)
+            return self.w.op("add", words, places)
 
-    def block(self, x: Value, name: str) -> Value:
+    def block(self, x: Tensor, name: str) -> Tensor:
         """x plus attention, plus the network with one hidden layer; each reads a normalised x."""
-        with self._scope(name):
-            with self._scope("attention"):
-                x = self._op("add", x, self._attention(self._norm(x, "norm")))
-            with self._scope("mlp"):
+        with self.scope(name):
+            with self.scope("attention"):
+                x = self.w.op("add", x, self._attention(self._norm(x, "norm")))
+            with self.scope("mlp"):
                 hidden = self._linear(self._norm(x, "norm"), 4 * self._width, "up")
-                return self._op("add", x, self._linear(self._gelu(hidden), self._width, "down"))
+                return self.w.op("add", x, self._linear(self._gelu(hidden), self._width, "down"))
 
-    def _attention(self, x: Value) -> Value:
+    def _attention(self, x: Tensor) -> Tensor:
         """Softmax(q k^T / sqrt(n)) v per head, over this token and those before it, then a projection."""
-        batch, sequence, width = x.tensor.shape
+        batch, sequence, width = x.shape
         size = width // self._heads
         joint = self._linear(x, 3 * width, "qkv")
-        parts = self._op("reshape", joint, newshape=(batch, sequence, 3, self._heads, size))
-        apart = self._op("transpose", parts, axes=(2, 0, 3, 1, 4))
+        parts = self.w.op("reshape", joint, newshape=(batch, sequence, 3, self._heads, size))
+        apart = self.w.op("transpose", parts, axes=(2, 0, 3, 1, 4))
         q, k, v = (self._part(apart, index) for index in range(3))
-        scores = self._op("matmul", q, k, transpose_b=True)
-        scaled = self._op("multiply", scores, self._number(1 / math.sqrt(size)))
-        seen = self._op("where", self._before(sequence), scaled, self._number(MASKED))
-        mixed = self._op("matmul", self._op("softmax", seen, axis=-1), v)
-        back = self._op("transpose", mixed, axes=(0, 2, 1, 3))
-        return self._linear(self._op("reshape", back, newshape=(batch, sequence, width)), width, "project")
+        scores = self.w.op("matmul", q, k, transpose_b=True)
+        scaled = self.w.op("multiply", scores, self._number(1 / math.sqrt(size)))
+        seen = self.w.op("where", self._before(sequence), scaled, self._number(MASKED))
+        mixed = self.w.op("matmul", self.w.op("softmax", seen, axis=-1), v)
+        back = self.w.op("transpose", mixed, axes=(0, 2, 1, 3))
+        return self._linear(self.w.op("reshape", back, newshape=(batch, sequence, width)), width, "project")
 
-    def _part(self, apart: Value, index: int) -> Value:
+    def _part(self, apart: Tensor, index: int) -> Tensor:
         """Query, key or value: [batch, heads, sequence, size]."""
-        shape = apart.tensor.shape
+        shape = apart.shape
         begin, size = (index, 0, 0, 0, 0), (1, *shape[1:])
-        piece = self._op("strided_slice", apart, begin=begin, size=size, strides=(1,) * 5)
-        return self._op("reshape", piece, newshape=shape[1:])
+        piece = self.w.op("strided_slice", apart, begin=begin, size=size, strides=(1,) * 5)
+        return self.w.op("reshape", piece, newshape=shape[1:])
 
-    def _before(self, sequence: int) -> Value:
+    def _before(self, sequence: int) -> Tensor:
         """[sequence, sequence]: true where the column is not after the row."""
-        places = self._op("arange", stop=sequence, dtype="i32")
-        rows = self._op("reshape", places, newshape=(sequence, 1))
-        return self._op("less_equal", places, rows)
+        places = self.w.op("arange", stop=sequence, dtype="i32")
+        rows = self.w.op("reshape", places, newshape=(sequence, 1))
+        return self.w.op("less_equal", places, rows)
 
-    def _gelu(self, x: Value) -> Value:
+    def _gelu(self, x: Tensor) -> Tensor:
         """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3))), as GPT-2 has it."""
-        cube = self._op("multiply", self._op("multiply", x, x), x)
-        inner = self._op("add", x, self._op("multiply", cube, self._number(0.044715)))
-        bent = self._op("tanh", self._op("multiply", inner, self._number(math.sqrt(2 / math.pi))))
-        half = self._op("multiply", x, self._number(0.5))
-        return self._op("multiply", half, self._op("add", bent, self._number(1.0)))
+        cube = self.w.op("multiply", self.w.op("multiply", x, x), x)
+        inner = self.w.op("add", x, self.w.op("multiply", cube, self._number(0.044715)))
+        bent = self.w.op("tanh", self.w.op("multiply", inner, self._number(math.sqrt(2 / math.pi))))
+        half = self.w.op("multiply", x, self._number(0.5))
+        return self.w.op("multiply", half, self.w.op("add", bent, self._number(1.0)))
 
-    def head(self, x: Value, vocabulary: int, *, tied: bool, last: bool) -> Value:
+    def head(self, x: Tensor, vocabulary: int, *, tied: bool, last: bool) -> Tensor:
         """The last normalisation and one product with the token table, or a table of its own."""
-        batch, sequence, width = x.tensor.shape
-        with self._scope("head"):
+        batch, sequence, width = x.shape
+        with self.scope("head"):
             if last:
                 size = (batch, 1, width)
-                x = self._op("strided_slice", x, begin=(0, sequence - 1, 0), size=size, strides=(1, 1, 1))
+                x = self.w.op("strided_slice", x, begin=(0, sequence - 1, 0), size=size, strides=(1, 1, 1))
             x = self._norm(x, "norm")
-        with self._scope("embed" if tied else "head"):
-            table = self._weight("tokens", vocabulary, width)
-        with self._scope("head"):
-            return self._op("dense", x, table)
-
-    def module(self, name: str, tokens: Value, result: Value) -> Module:
-        """The finished network."""
-        self._builder.do("graph.return", result)
-        func = Func(Level.GRAPH, "main", self._builder.block((tokens,)), (result.type,))
-        module = Module(name, (func,), (), SeededConstants(self._shapes, self._seed, self._numbers))
-        return with_parameters(module, self._shapes)
+        with self.scope("embed" if tied else "head"):
+            table = self.weight("tokens", vocabulary, width)
+        with self.scope("head"):
+            return self.w.op("dense", x, table)
 
 
 def _options(sizes: Sequence[int]) -> dict[str, Any]:
