@@ -49,10 +49,10 @@ def test_a_source_that_names_another_gpu_names_it_as_the_device():
 
 
 def test_what_records_borrow():
-    assert set(borrowed_constants(load_hardware("A100")).values()) == {"H100"}
+    assert set(borrowed_constants(load_hardware("A100")).values()) == {"H100", "H200"}
     assert "contract.block_clk" in borrowed_constants(load_hardware("V100"))
     assert "contract.block_clk" not in borrowed_constants(load_hardware("H100"))
-    assert set(borrowed_constants(load_hardware("RTX 2080")).values()) == {"H100", "A100", "T4"}
+    assert set(borrowed_constants(load_hardware("RTX 2080")).values()) == {"H100", "H200", "A100", "T4"}
     assert borrowed_constants(load_hardware("opencl")) == {}
 
 
