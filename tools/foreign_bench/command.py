@@ -43,20 +43,23 @@ def run_foreign_bench(a: argparse.Namespace) -> None:
 def _rows(
     networks: Sequence[TimedNetwork], a: argparse.Namespace, peers: tuple[str, ...], settings: Settings
 ) -> Iterator[Row]:
-    cases = [
-        (network, batch, precision)
-        for network in networks
-        for batch in a.batch or BATCHES
-        for precision in a.precision
-    ]
+    batches = a.batch or BATCHES
     if apart(a, peers, settings.device):
         ends_at = time.time() + settings.left_s()
-        requests = [_Request(*case, a, peers, settings.device, ends_at) for case in cases]
+        # The whole suite in one precision at one batch comes before the next: time may end.
+        requests = [
+            _Request(network, batch, precision, a, peers, settings.device, ends_at)
+            for precision in a.precision
+            for batch in batches
+            for network in networks
+        ]
         yield from Waves(_row_apart, _Request.lost, _Request.without, settings.left_s).rows(requests, a.jobs)
         return
     imports = _Imports(a)
-    for case in cases:
-        yield _row(*case, imports, settings)
+    for network in networks:
+        for batch in batches:
+            for precision in a.precision:
+                yield _row(network, batch, precision, imports, settings)
 
 
 @dataclass(frozen=True)
