@@ -15,7 +15,11 @@ from tilewright.ir.types import TensorType, itemsize
 _ROW_BYTES = 16
 _LANE = Sym("lane")
 #: shapes [m, n, k] of the instructions, by the dtypes of their factors
-_SHAPES: dict[tuple[int, ...], frozenset[str]] = {(16, 8, 16): NARROW, (16, 8, 8): frozenset({"f32"})}
+_SHAPES: dict[tuple[int, ...], frozenset[str]] = {
+    (16, 8, 16): NARROW,
+    (16, 8, 8): frozenset({"f32"}),
+    (16, 8, 32): frozenset({"i8"}),
+}
 
 Index = tuple[Expr, ...]
 
@@ -43,9 +47,11 @@ def _mma(e: Emission, op: Op) -> None:
     a, b, c = (e.buffer(v) for v in op.operands)
     dtype = a.type.dtype
     shape = op.integers("shape")
-    if dtype not in _SHAPES.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != "f32":
+    sums = "i32" if dtype == "i8" else "f32"
+    if dtype not in _SHAPES.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != sums:
         raise UnsupportedError(
             "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), summed in f32,"
+            " or [16, 8, 32] of i8, summed in i32,"
             f" got {list(shape)} of {dtype} and {b.type.dtype} in {c.type.dtype}",
             where=op.loc,
         )
@@ -81,11 +87,11 @@ def _load_fragment(e: Emission, op: Op) -> None:
 
 
 def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
-    """Return whether ldmatrix serves: 16-byte rows in shared memory, with 32-bit elements along k only."""
+    """Return whether ldmatrix serves: 16-byte rows in shared memory, of other than 16 bits along k only."""
     role, dtype = str(op["role"]), frag.type.dtype
-    if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32"}:
+    if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32", "i8"}:
         return False
-    if dtype == "f32" and (op["paired"] or bool(op["transposed"]) == (role == "a")):
+    if dtype not in NARROW and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False
     row = _ROW_BYTES // itemsize(dtype)
     return memory.type.shape[-1] % row == 0 and e.alignment(memory, op.exprs("at"), row) == row
@@ -127,7 +133,10 @@ def _load_elements(e: Emission, frag: BufferRef, memory: BufferRef, op: Op, at: 
             places = [_shifted(at, *((c, r) if transposed else (r, c))) for r, c in elements]
             texts = [e.element(memory, place) for place in places]
             target = register_text(e, frag, item, i)
-            if narrow:
+            if len(texts) == 4:
+                parts = (f"(unsigned int)(unsigned char){t} << {8 * i}" for i, t in enumerate(texts))
+                e.line(f"{target} = {' | '.join(parts)};")
+            elif narrow:
                 e.line(f"{target} = (unsigned int){texts[0]} | (unsigned int){texts[1]} << 16;")
             else:
                 e.line(f"{target} = {f'{rounding}({texts[0]})' if rounding else texts[0]};")
@@ -141,8 +150,9 @@ def _store_fragment(e: Emission, op: Op) -> None:
     mask: tuple[tuple[Expr, Expr, Expr], ...] = op["mask"]  # type: ignore[assignment]
     if len(mask) == 1 or memory.type.rank < 2 or not _is_accumulator(frag.type):
         raise UnsupportedError(
-            "thread.store_fragment: expected an f32 [16, 8] fragment, a matrix and a mask that is empty or "
-            f"ends in a row and a column entry, got {frag.type}, {memory.type} and {len(mask)} entries",
+            "thread.store_fragment: expected an f32 or i32 [16, 8] fragment, a matrix and a mask "
+            "that is empty or ends in a row and a column entry, "
+            f"got {frag.type}, {memory.type} and {len(mask)} entries",
             where=op.loc,
         )
     at, transposed = op.exprs("at"), bool(op["transposed"])
@@ -173,8 +183,9 @@ def _store_pairs(
     for i in range(0, len(places), 2):
         both = [register_text(e, frag, item, i + k) for k in (0, 1)]
         target = e.element(memory, _shifted(at, *places[i]))
-        e.line(f"*(float2*)&{target} = float2{{{both[0]}, {both[1]}}};")
+        pair = "int2" if frag.type.dtype == "i32" else "float2"
+        e.line(f"*({pair}*)&{target} = {pair}{{{both[0]}, {both[1]}}};")
 
 
 def _is_accumulator(t: TensorType) -> bool:
-    return t.dtype == "f32" and t.shape[-2:] == (16, 8)
+    return t.dtype in ("f32", "i32") and t.shape[-2:] == (16, 8)

@@ -64,6 +64,36 @@ def centred(emit: Emitter, x: Value, zero: Value | None, axis: int = -1, dtype: 
     return emit.value("subtract", x, _beside(emit, zero, x, axis, dtype))
 
 
+def exact_factors(
+    emit: Emitter, data: Value, zero: Value | None, weight: Value, weight_zero: Value | None, axis: int
+) -> tuple[Value, Value, Value | None]:
+    """Factors of a product whose sums are integers, and what their product is too large by.
+
+    Signed bytes stay bytes, which tensor cores multiply exactly: so do unsigned ones less 128, and data whose
+    zero point is one number stays as it is where the weights are centred at zero, for
+    sum (x - z) w = sum x w - z sum w. The third value is z, None for zero. All else is centred in 32 bits.
+
+    axis: that along which the weights' zero points differ.
+    """
+    plain = weight.tensor.dtype == "i8" and (weight_zero is None or is_zero(emit, weight_zero))
+    one = zero is None or zero.tensor.size == 1
+    if not plain or not one or data.tensor.dtype not in ("i8", "u8"):
+        return centred(emit, data, zero), centred(emit, weight, weight_zero, axis), None
+    offset = None if zero is None or is_zero(emit, zero) else emit.cast(emit.reshape(zero, ()), "i32")
+    if data.tensor.dtype == "i8":
+        return data, weight, offset
+    data = emit.cast(emit.op("subtract", emit.cast(data, "i32"), 128), "i8")
+    offset = emit.full(-128, "i32") if offset is None else emit.op("subtract", offset, 128)
+    return data, weight, offset
+
+
+def without_offset(emit: Emitter, product: Value, offset: Value | None, sums: Value) -> Value:
+    """A product of `exact_factors` less its offset times the sums of the weights, shaped to broadcast."""
+    if offset is None:
+        return product
+    return emit.value("subtract", product, emit.value("multiply", offset, sums))
+
+
 def rounded_half_away(emit: Emitter, x: Value) -> Value:
     """To the nearest whole number, halves away from zero, as TVM's `round` on every target."""
     if x.tensor.dtype not in FLOATS:

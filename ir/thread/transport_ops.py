@@ -170,7 +170,7 @@ def transport_faults(func: Func) -> Iterator[tuple[int, str]]:
     allocs = {o.result: o for o in walk(func.body) if o.name == "thread.alloc"}
     for i, top in enumerate(func.body.ops):
         for op in (top, *(walk(top.body) if top.body is not None else ())):
-            if op.get("to"):
+            if op.name in (COPY_TILE, COPY_WINDOW, COPY_RUN) and op.get("to"):
                 yield from ((i, f"{op.name}: {fault}") for fault in _rank_faults(func, op))
             if op.name in (COPY_TILE, COPY_WINDOW, STORE_TILE):
                 for fault in _map_use_faults(func, op, allocs.get(op.operands[op.name != STORE_TILE])):

@@ -29,15 +29,26 @@ def biased(emit: FoldingEmitter, node: Node, out: Value, index: int = 2) -> Valu
     return out if bias is None else emit.value("bias_add", out, bias, axis=1)
 
 
-def convolved(emit: FoldingEmitter, node: Node, x: Value, weight: Value) -> Value:
-    """The convolution that the attributes of `node` describe, without bias."""
+def convolved(
+    emit: FoldingEmitter, node: Node, x: Value, weight: Value, *, out_dtype: str | None = None,
+    around: Value | None = None,
+) -> Value:  # fmt: skip
+    """The convolution that the attributes of `node` describe, without bias.
+
+    around: what the data is padded with, zero by default.
+    """
     n = spatial_rank(x.tensor.shape)
     kernel = weight.tensor.shape[2:]
     check_kernel(node, weight)
     g = geometry(node, x.tensor.shape[2:], kernel)
+    padding = g.padding
+    if around is not None and any(padding):
+        before, after = ((0, 0, *part) for part in (padding[:n], padding[n:]))
+        x = emit.value("pad", x, around, pad_before=before, pad_after=after)
+        padding = (0,) * (2 * n)
     return emit.value(
-        f"conv{n}d", x, weight, strides=g.strides, padding=g.padding, dilation=g.dilation,
-        groups=node.integer("group", 1), data_layout=DATA[n], kernel_layout=KERNEL[n],
+        f"conv{n}d", x, weight, strides=g.strides, padding=padding, dilation=g.dilation,
+        groups=node.integer("group", 1), data_layout=DATA[n], kernel_layout=KERNEL[n], out_dtype=out_dtype,
     )  # fmt: skip
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tilewright.frontends.importing.emitter import Result
 from tilewright.frontends.importing.products import matrix_product
-from tilewright.frontends.importing.quantisation import centred, dequantised, quantised, spread
+from tilewright.frontends.importing.quantisation import (
+    centred,
+    dequantised,
+    exact_factors,
+    quantised,
+    spread,
+    without_offset,
+)
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rules, wrapped
 from tilewright.frontends.onnx.rules.layers import biased, convolved
@@ -66,7 +73,7 @@ def dynamic_product(emit: FoldingEmitter, x: Value, weight: Value, scale: Value,
     scale, zero: of all weights (one element) or one per column.
     """
     whole, x_scale, x_zero = _dynamically_quantised(emit, x)
-    product = matrix_product(emit, centred(emit, whole, x_zero), centred(emit, weight, _flat(emit, zero)))
+    product = _integer_product(emit, whole, x_zero, weight, _flat(emit, zero))
     flat = _flat(emit, scale)
     assert flat is not None
     both = emit.value("multiply", x_scale, spread(emit, flat, 2))
@@ -114,21 +121,45 @@ def _dequantize_linear(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _matmul_integer(emit: FoldingEmitter, node: Node) -> Result:
-    a, b = node.tensor(0), node.tensor(1)
-    left = centred(emit, a, node.optional(2), -2)
-    return matrix_product(emit, left, centred(emit, b, node.optional(3), -1))
+    return _integer_product(emit, node.tensor(0), node.optional(2), node.tensor(1), node.optional(3))
+
+
+def _integer_product(
+    emit: FoldingEmitter, a: Value, a_zero: Value | None, b: Value, b_zero: Value | None
+) -> Value:
+    """The product of integers less their zero points: one or one per row of a, one or one per column of b."""
+    if min(a.tensor.rank, b.tensor.rank) < 2 or (a_zero is not None and a_zero.tensor.size > 1):
+        return matrix_product(emit, centred(emit, a, a_zero, -2), centred(emit, b, b_zero, -1))
+    left, right, offset = exact_factors(emit, a, a_zero, b, b_zero, -1)
+    product = matrix_product(emit, left, right, "i32")
+    if offset is None:
+        return product
+    sums = emit.value("sum", emit.cast(right, "i32"), axis=(-2,), keepdims=True)
+    return without_offset(emit, product, offset, sums)
 
 
 def _conv_integer(emit: FoldingEmitter, node: Node) -> Result:
-    x, weight = node.tensor(0), node.tensor(1)
-    kernel = centred(emit, weight, node.optional(3), 0)
-    return convolved(emit, node, centred(emit, x, node.optional(2)), kernel)
+    return _integer_convolution(
+        emit, node, node.tensor(0), node.optional(2), node.tensor(1), node.optional(3)
+    )
+
+
+def _integer_convolution(
+    emit: FoldingEmitter, node: Node, x: Value, x_zero: Value | None, weight: Value, zero: Value | None
+) -> Value:
+    """The convolution of integers less their zero points, of which padding consists."""
+    data, kernel, offset = exact_factors(emit, x, x_zero, weight, zero, 0)
+    if offset is None:
+        return convolved(emit, node, data, kernel, out_dtype="i32")
+    out = convolved(emit, node, data, kernel, out_dtype="i32", around=emit.cast(offset, "i8"))
+    rank = weight.tensor.rank
+    sums = emit.value("sum", emit.cast(kernel, "i32"), axis=tuple(range(1, rank)), keepdims=False)
+    return without_offset(emit, out, offset, emit.along(sums, 1, rank))
 
 
 def _qlinear_matmul(emit: FoldingEmitter, node: Node) -> Result:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.tensors(8)
-    left, right = centred(emit, a, a_zero, -2), centred(emit, b, b_zero, -1)
-    product = emit.cast(matrix_product(emit, left, right), "f32")
+    product = emit.cast(_integer_product(emit, a, a_zero, b, b_zero), "f32")
     for scale, x, axis in ((a_scale, a, -2), (b_scale, b, -1)):
         factor = emit.cast(spread(emit, scale, x.tensor.rank, axis), "f32")
         product = emit.value("multiply", product, factor)
@@ -137,8 +168,7 @@ def _qlinear_matmul(emit: FoldingEmitter, node: Node) -> Result:
 
 def _qlinear_conv(emit: FoldingEmitter, node: Node) -> Result:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.tensors(8)
-    kernel = centred(emit, w, w_zero, 0)
-    out = biased(emit, node, convolved(emit, node, centred(emit, x, x_zero), kernel), 8)
+    out = biased(emit, node, _integer_convolution(emit, node, x, x_zero, w, w_zero), 8)
     scale = emit.value("multiply", x_scale, spread(emit, w_scale, out.tensor.rank, 1))
     real = emit.value("multiply", emit.cast(out, "f32"), scale)
     return _as_integers(emit, real, y_scale, y_zero, y_zero.tensor.dtype)

@@ -25,7 +25,7 @@ from tilewright.passes.analysis.terms import (
     leaves,
     peeled,
 )
-from tilewright.passes.kernels.matrix.view import multiplies, on_tensor_cores
+from tilewright.passes.kernels.matrix.view import EXACT, multiplies, on_tensor_cores
 
 _F32 = ScalarType("f32")
 _NOWHERE = np.zeros((), dtype=np.bool_)
@@ -89,7 +89,7 @@ def attention_view(kernel: Func) -> AttentionView | None:
         return None
     for op in contracts:
         unfilled = len(op.operands) == 2 and all(f is None for f in fills(op))
-        if not unfilled or not multiplies(op) or not on_tensor_cores(op):
+        if not unfilled or dtype == EXACT or not multiplies(op) or not on_tensor_cores(op):
             return None
     par = dims(mix, "par")
     terms = Terms(kernel, {d: (0, n - 1) for d, n in par.items()})

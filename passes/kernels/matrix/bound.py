@@ -66,8 +66,12 @@ def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> float:
     """Multiply-adds per SM and clock at the dense peak; of split factors six products count as one."""
     if problem.split:
         return hardware.tensor_fma_16bit_per_sm_per_clk / problem.products
-    narrow = problem.element_bytes == 2
-    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
+    rates = {
+        1: hardware.tensor_fma_8bit_per_sm_per_clk,
+        2: hardware.tensor_fma_16bit_per_sm_per_clk,
+        4: hardware.tensor_fma_tf32_per_sm_per_clk,
+    }
+    return rates[problem.element_bytes]
 
 
 def tensor_flops_per_s(problem: MatrixProblem, hardware: GpuHardware) -> float:

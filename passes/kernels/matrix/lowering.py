@@ -30,7 +30,7 @@ from tilewright.passes.kernels.matrix.split import (
     reduce_split_by_warpgroups,
 )
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
-from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
@@ -52,7 +52,9 @@ def lower_matrix(kernel: Func) -> Func:
     op = anchor_of(kernel, "tensor.contract")
     view = matrix_view(kernel, op)
     if view is None:
-        raise InputError("expected a product of f16, bf16, TF32 or split factors", where=f"@{kernel.name}")
+        raise InputError(
+            "expected a product of f16, bf16, TF32, split or i8 factors", where=f"@{kernel.name}"
+        )
     plan = matrix_parameters(kernel, view)
     if plan.copiers:
         return lower_by_roles(kernel, view, plan)
@@ -72,6 +74,7 @@ class _Matrix:
         self.chunks = chunk_count(view, plan)
         self.slots = min(plan.stages, self.chunks)
         self.by_groups = plan.engine == WARPGROUPS
+        self.sums = sums_of(view.dtype)
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -93,8 +96,10 @@ class _Matrix:
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
-            acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
-            w.b.do("thread.fill_fragment", acc, value=0.0 if self.starts_late else self._start())
+            shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
+            acc = w.alloc(shape, self.sums, "frag", "sums")
+            start = self._start()
+            w.b.do("thread.fill_fragment", acc, value=type(start)(0) if self.starts_late else start)
             not_finite = None
             if self.view.splits:
                 if self.by_groups:
@@ -121,7 +126,8 @@ class _Matrix:
         return self.warp_m, self.warp_n, self.warp_k
 
     def _start(self) -> float:
-        return float(self.op["init"][0])  # type: ignore[index, arg-type]
+        start = float(self.op["init"][0])  # type: ignore[index, arg-type]
+        return start if self.sums == "f32" else int(start)
 
     def _block(self) -> tuple[Expr, Expr, Mapping[str, Expr]]:
         """Tile of the block along m and n, and its index in each batch dimension."""
@@ -223,7 +229,7 @@ class _Matrix:
         shape = (plan.block.n, m + SUM_PADS[True]) if transposed else (m, plan.block.n + SUM_PADS[False])
         w.b.do("thread.async_wait", pending=0)
         w.b.do("thread.barrier")
-        tile = w.alloc(shape, "f32", "shared", "sum_tile")
+        tile = w.alloc(shape, self.sums, "shared", "sum_tile")
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
             row = self.sum_row + i * (WARPGROUP_WARPS * MMA_M if self.by_groups else MMA_M)
             column = self.warp_n + j * MMA_N
@@ -284,7 +290,7 @@ class _Matrix:
         place = tuple(index[d] for d in dims(self.op, "par"))
         total = self._sum(tile, transposed, outer, inner)
         if self.starts_late and self._start() != 0.0:
-            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         store_results(w, Points(w, {self.op.result: total}), place)
 
     def _index(self, transposed: bool, outer: Expr, inner: Expr) -> dict[str, Expr]:

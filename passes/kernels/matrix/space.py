@@ -79,8 +79,9 @@ _STAGES = (2, 3, 4, 5)
 class MatrixProblem:
     """`batch` products of [m, k] and [n, k], k = taps * channel.
 
-    element_bytes: of both factors (4: float32). first_bytes, second_bytes: what the factors hold (an image
-    counts once, however many windows read it). fetched: share of the first factor's elements inside of it.
+    element_bytes: of both factors (4: float32, 1: signed bytes). first_bytes, second_bytes: what the
+    factors hold (an image counts once, however many windows read it). fetched: share of the first factor's
+    elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
     first_stride, second_stride: bytes between what neighbouring threads read, 0 where it lies side by side.
@@ -117,8 +118,8 @@ class MatrixProblem:
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
-        if min(counts) < 1 or self.element_bytes not in (2, 4) or not 0.0 <= self.fetched <= 1.0:
-            raise InputError(f"expected extents of at least 1, elements of 2 or 4 bytes, got {self}")
+        if min(counts) < 1 or self.element_bytes not in (1, 2, 4) or not 0.0 <= self.fetched <= 1.0:
+            raise InputError(f"expected extents of at least 1, elements of 1, 2 or 4 bytes, got {self}")
 
     @property
     def depth(self) -> int:
@@ -251,7 +252,8 @@ def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     if problem.split and problem.taps * problem.channel < LEAST_GROUP_SUM:
         return False
     rows = problem.first_rows and problem.second_rows
-    return (rows or problem.element_bytes == 2) and hardware.wgmma_share > 0
+    taken = problem.element_bytes == 2 or (rows and problem.element_bytes == 4)
+    return taken and hardware.wgmma_share > 0
 
 
 def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
@@ -285,7 +287,7 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         # Those of warpgroups are panels of such rows.
         swizzled = (extent % 64 == 0) | (extent == 16) | (extent == 32) | (space.groups > 0)
-        found &= rows | (problem.element_bytes == 4) | swizzled
+        found &= rows | (problem.element_bytes != 2) | swizzled
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)

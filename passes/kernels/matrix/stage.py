@@ -20,7 +20,7 @@ from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements added to rows of 32-bit elements that are read one by one
-PAD_WORDS = 8
+PAD_BYTES = 32
 #: bytes at whose multiples the order of pieces of warpgroups' tiles starts anew
 WARPGROUP_ALIGNMENT = 1024
 #: bytes a thread copies at once where it computes what it copies
@@ -59,7 +59,7 @@ class Staged:
         swizzled = self.by_channel or self.size == 2
         self.turned = plan.engine == WARPGROUPS and not self.by_channel
         self.panel = panel_columns(plan, operand, self.size) if self.turned else minor
-        shape: tuple[int, ...] = (slots, self.major, minor if swizzled else minor + PAD_WORDS)
+        shape: tuple[int, ...] = (slots, self.major, minor if swizzled else minor + PAD_BYTES // self.size)
         if self.turned:
             shape = (slots, minor // self.panel, self.major, self.panel)
         name = f"{'ab'[operand]}_tiles"

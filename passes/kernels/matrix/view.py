@@ -19,6 +19,8 @@ NARROW = ("f16", "bf16")
 #: products of the shortest sum for which warpgroups split factors: they promote sums every 32 of them, and
 #: cut off more than chains of float32 additions round off in shorter ones (docs/adr/0046)
 LEAST_GROUP_SUM = 192
+#: that of factors whose products are summed as integers, modulo 2^32 as everywhere
+EXACT = "i8"
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
     """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
-    if len(op.operands) != 2 or first != second or op.result.tensor.dtype != "f32":
+    if len(op.operands) != 2 or first != second or op.result.tensor.dtype != sums_of(first):
         return None
     if not on_tensor_cores(op) and not may_split(op):
         return None
@@ -138,12 +140,19 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
 def on_tensor_cores(op: Op) -> bool:
     """Return whether tensor cores take the first factor of a contraction as it is, or may round it."""
     dtype = op.operands[0].tensor.dtype
+    if dtype == EXACT:
+        return op.result.tensor.dtype == sums_of(EXACT)
     return dtype in NARROW or (dtype == "f32" and op["factors"] == TF32)
 
 
 def may_split(op: Op) -> bool:
     """Return whether tensor cores may multiply a contraction's float32 factors in pieces."""
     return op.operands[0].tensor.dtype == "f32" and op["factors"] == SPLIT
+
+
+def sums_of(dtype: str) -> str:
+    """The dtype in which tensor cores sum products of factors of a dtype."""
+    return "i32" if dtype == EXACT else "f32"
 
 
 def _source(kernel: Func, op: Op, operand: int) -> Source:
@@ -208,7 +217,8 @@ def multiplies(op: Op) -> bool:
     assert op.body is not None
     names = [o.name for o in op.body.ops if o.name != "scalar.cast"]
     casts = [o for o in op.body.ops if o.name == "scalar.cast"]
-    if names != ["scalar.fma", "scalar.yield"] or any(o["dtype"] != "f32" for o in casts):
+    wide = sums_of(op.operands[0].tensor.dtype)
+    if names != ["scalar.fma", "scalar.yield"] or any(o["dtype"] != wide for o in casts):
         return False
     source = {o.result: o.operands[0] for o in casts}
     fma = next(o for o in op.body.ops if o.name == "scalar.fma")
@@ -223,13 +233,14 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Return whether warpgroups multiply such tiles: rows of the channel, or columns of it of 16 bits.
+    """Return whether warpgroups multiply such tiles: of 16 bits, or of 32 in rows of the channel.
 
     Sums of split factors must be long enough for sums that are cut off over a chunk.
     """
     if view.splits and view.size(view.taps) * view.sizes[view.channel] < LEAST_GROUP_SUM:
         return False
-    return itemsize(view.dtype) == 2 or all(view.along(i) in ("", view.channel) for i in (0, 1))
+    size = itemsize(view.dtype)
+    return size == 2 or (size == 4 and all(view.along(i) in ("", view.channel) for i in (0, 1)))
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

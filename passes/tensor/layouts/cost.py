@@ -27,11 +27,14 @@ MATRIX_DTYPES = frozenset({"f16", "bf16"})
 def on_tensor_cores(op: Op) -> bool:
     """Return whether this op is a contraction whose factors tensor cores take.
 
-    That are 16-bit ones, and float32 where it may be rounded to TF32 or split into pieces.
+    That are 16-bit ones, float32 where it may be rounded to TF32 or split into pieces, and bytes that are
+    summed in 32 bits.
     """
     if op.name != "tensor.contract":
         return False
     kinds = {v.tensor.dtype for v in op.operands}
+    if kinds == {"i8"}:
+        return op.result.tensor.dtype == "i32"
     return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (bool(op["factors"]) and kinds == {"f32"})
 
 
