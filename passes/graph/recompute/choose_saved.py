@@ -33,6 +33,9 @@ ROUNDS = 3
 SEGMENTS = (1, 2, 4, 8, 16)
 #: forward ops up to which segments are tried without a budget too
 FEW_OPS = 200
+#: share by which estimates of whole steps differ from what is measured, about: within it the model does not
+#: say which choice is faster
+ESTIMATE_ERROR = 0.1
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 
@@ -52,13 +55,13 @@ def choose_saved(
         -->  %a = graph.exp(%x); %y = graph.dense(%a, %w); ...; %b = graph.exp(%x); %g = graph.matmul(%dy, %b)
 
     Functions without a backward pass (attribute `loss`) stay as they are. checkpoint: `auto` takes the choice
-    of the least seconds by the cost model, which is one minimum cut; saving everything where that is no
-    slower. `none` saves everything. `blocks` keeps what the blocks of the network hand on and computes their
-    insides again, in as many blocks as give the lowest peak of memory. memory_budget: bytes of parameters,
-    state, constants and everything else on the device at most, 0 for any number: the choice of the least
-    seconds that keeps to it. Attributes of the function with these names come before the options. factors:
-    what float32 factors will be allowed (passes `allow-tf32` and `allow-split`), which the estimates are to
-    know.
+    of the least seconds by the cost model, which is one minimum cut, or saves everything; of choices whose
+    seconds differ by less than the model's error, that of the least seconds times peak of memory. `none`
+    saves everything. `blocks` keeps what the blocks of the network hand on and computes their insides again,
+    in as many blocks as give the lowest peak of memory. memory_budget: bytes of parameters, state, constants
+    and everything else on the device at most, 0 for any number: the choice of the least seconds that keeps to
+    it. Attributes of the function with these names come before the options. factors: what float32 factors
+    will be allowed (passes `allow-tf32` and `allow-split`), which the estimates are to know.
 
     Raises InputError where no choice keeps to the budget; it says the least bytes that one needs.
     """
@@ -84,7 +87,7 @@ def choose_saved(
     elif budget:
         choice = choices.within(budget, choices.for_budget(budget))
     else:
-        choice = choices.fastest()
+        choice = choices.balanced()
     return module.with_funcs(tuple(choice.func if f is main else f for f in module.funcs))
 
 
@@ -138,25 +141,35 @@ class _Choices:
         """Ops of a solution."""
         return frozenset(self.boundary.ops[i] for i in again)
 
-    def fastest(self) -> _Choice:
-        """The cheapest choice by the kernels of the whole step.
+    def candidates(self) -> Iterator[_Choice]:
+        """Choices without a budget, to be judged by the kernels of the whole step.
 
-        Of the cuts that follow each other, of saving everything, and, of small functions, whose seconds are
-        boundaries of kernels more than traffic, of what only saves inputs of segments.
+        The cuts that follow each other, saving everything, and, of small functions, whose seconds are
+        boundaries of kernels more than traffic, what only saves inputs of segments.
         """
-        best, before = min(self.everything, self.separate, key=lambda c: c.view.seconds), None
+        yield from (self.everything, self.separate)
+        before = None
         for _ in range(ROUNDS):
             again = self.ops(cheapest(self.problem()))
             if again == before:
                 break
             choice = self.choice(again)
-            if choice.view.seconds < best.view.seconds:
-                best = choice
+            yield choice
             before = again
             self.apart |= choice.apart
-        if len(self.boundary.ops) > FEW_OPS:
-            return best
-        return min((best, *self.by_segments()), key=lambda c: c.view.seconds)
+        if len(self.boundary.ops) <= FEW_OPS:
+            yield from self.by_segments()
+
+    def fastest(self) -> _Choice:
+        """The candidate of the least seconds."""
+        return min(self.candidates(), key=lambda c: c.view.seconds)
+
+    def balanced(self) -> _Choice:
+        """Of the candidates about as fast as the fastest, that of the least seconds times peak bytes."""
+        candidates = list(self.candidates())
+        most = (1 + ESTIMATE_ERROR) * min(c.view.seconds for c in candidates)
+        equal = [c for c in candidates if c.view.seconds <= most]
+        return min(equal, key=lambda c: c.view.seconds * c.view.peak_bytes)
 
     def by_segments(self) -> Iterator[_Choice]:
         """Choices that save the inputs of segments and compute all else again."""

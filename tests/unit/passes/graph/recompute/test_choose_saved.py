@@ -10,6 +10,7 @@ from tilewright.ir import Block, Constants, Func, InputError, Level, Module, Ten
 from tilewright.ir.graph_code import GraphWriter
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.graph.recompute.choose_saved import ESTIMATE_ERROR
 from tilewright.passes.graph.recompute.kernel_view import kernel_view
 from tilewright.passes.graph.recompute.saved_values import saved_values
 from tilewright.passes.pipelines import GRAPH
@@ -69,10 +70,12 @@ def test_the_default_is_faster_by_the_model_where_activations_are_wide():
 
 
 @pytest.mark.parametrize(("width", "batch"), [(8, 4), (64, 64), (256, 2048)])
-def test_the_default_is_never_slower_than_saving_everything(width, batch):
+def test_the_default_is_slower_than_saving_everything_only_for_as_much_less_memory(width, batch):
     module = gradients(2, width, batch)
     for context in (CPU, H100):
-        assert view(chosen(module, context), context).seconds <= view(module, context).seconds
+        after, before = view(chosen(module, context), context), view(module, context)
+        assert after.seconds <= (1 + ESTIMATE_ERROR) * before.seconds
+        assert after.seconds * after.peak_bytes <= before.seconds * before.peak_bytes
 
 
 def test_results_are_the_same_bits():
@@ -95,7 +98,7 @@ def test_what_is_computed_again_stays_so():
 
 def test_a_smaller_budget_takes_less_memory_and_more_seconds():
     module = gradients(4, 1024, 4096)
-    fastest = chosen(module, H100)
+    fastest = chosen(module, H100, memory_budget=1 << 60)
     most, least = (view(m, H100).peak_bytes for m in (fastest, chosen(module, H100, checkpoint="blocks")))
     seconds = [view(fastest, H100).seconds]
     for share in (0.5, 0.0):
