@@ -109,10 +109,13 @@ def map_of_boxes(
 
 
 def comes_in_boxes(view: MatrixView, operand: int) -> bool:
-    """Return whether the copy engine can bring tiles of a linear factor, in rows of 128 bytes."""
+    """Return whether the copy engine can bring tiles of a factor, or its windows, in rows of 128 bytes."""
     tensor, boxes = view.sources[operand].value.tensor, boxes_of(view, operand)
     row = ROW_BYTES // itemsize(tensor.dtype)
-    return boxes is not None and map_of_boxes(boxes, view, 0, tensor, (row, row), ROW_BYTES) is not None
+    if boxes is not None:
+        return map_of_boxes(boxes, view, 0, tensor, (row, row), ROW_BYTES) is not None
+    windows = windows_of(view, operand)
+    return windows is not None and windows.map(0, tensor, row, row, ROW_BYTES) is not None
 
 
 def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Expr) -> tuple[Expr, ...]:

@@ -12,6 +12,7 @@ from tilewright.ir import Func, Module, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.boxes import SpatialWindow, windows_of
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.problem import matrix_problem
 
 
 def convolution(
@@ -117,3 +118,13 @@ def test_grouped_windows_on_the_emulator():
     )
     (got,) = run(func, "emulator", inputs_of(kernel)).values()
     assert_close(got.astype(np.float64), want, "f16")
+
+
+@pytest.mark.parametrize(("channels", "brought"), [(64, True), (72, True), (20, False)])
+def test_the_model_knows_which_convolutions_the_engine_brings(channels, brought):
+    """Channels of a multiple of 16 bytes, groups aside; the last chunk may be a part of one."""
+    kernel = convolution(
+        image=f"2, 9, 8, {channels}", at="n, y * 2 + r - 1, x + s - 1, c", y=5, x=8,
+        red=f"c: {channels}, r: 3, s: 3", weights=(f"3, 3, 24, {channels}", "[r, s, k, c]"),
+    )  # fmt: skip
+    assert matrix_problem(kernel, view_of(kernel)).boxes is brought
