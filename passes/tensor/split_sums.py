@@ -7,6 +7,7 @@ from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Builder, Func, Level, Op, Value
+from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.framework.context import Estimator
@@ -77,13 +78,20 @@ def _adds(op: Op) -> bool:
 
 
 def _cuts(op: Op) -> Iterator[Cut]:
-    """Cuts of the two outer dimensions that leave parts smaller than what is read."""
+    """Cuts of the two outer dimensions that leave parts smaller than what is read.
+
+    Also the innermost one in as many parts as it has elements, where results are fewer than a sector holds:
+    side by side, those of all its elements are read in vectors.
+    """
     red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
     most = max(v.tensor.nbytes for v in op.operands) // max(1, 2 * part_bytes)
     for d in [d for d, n in red.items() if n > 1][:2]:
         divisors = [p for p in range(2, min(red[d], max(PARTS), most) + 1) if red[d] % p == 0]
         best = (max((p for p in divisors if p <= count), default=1) for count in PARTS)
         yield from ((d, p) for p in dict.fromkeys(best) if p > 1)
+    inner = [d for d, n in red.items() if n > 1][-1]
+    if part_bytes < SECTOR_BYTES and 1 < red[inner] <= most:
+        yield inner, red[inner]
 
 
 def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
