@@ -76,6 +76,9 @@ class Precision(Enum):
 
     NARROW = auto()
     """A product: it reads 16 bits and sums in float32."""
+    NARROW_MATRICES = auto()
+    """A product of operands of the rank of its first one, which it reads in 16 bits; operands of lower rank
+    (statistics of lines, masks that broadcast) keep their type."""
     WIDE = auto()
     """It overflows, cancels, divides unevenly or orders elements: it reads float32."""
     BOUNDED = auto()

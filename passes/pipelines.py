@@ -22,6 +22,9 @@ cse,
 dce
 """)
 
+#: attention as products and a softmax where the device has no kernel for the whole
+EXPANDED = Pipeline.parse("expand-attention")
+
 #: reshapes sink below what follows products; products with constants on one input become one product, and so
 #: do sums of products of a backward pass
 PRODUCTS = Pipeline.parse("sink-reshapes, merge-products, sum-of-products")
@@ -56,6 +59,7 @@ inline-scalars,
 inline-maps,
 fuse-kernels,
 place-concats,
+fuse-attention-backward,
 chain-kernels{when=auto, only=contract-reduce+reduce-reduce},
 store-factors,
 arrange-factors,
@@ -234,11 +238,12 @@ def official_stages(
         tensor = tensor.replace("fuse-kernels", f"fuse-kernels{{partitioner={partitioner}}}")
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
-    products, saved = PRODUCTS, SAVED
+    expanded, products, saved = EXPANDED, PRODUCTS, SAVED
     if factors := FACTORS.get(precision, ""):
+        expanded = expanded.replace("expand-attention", f"expand-attention{{factors={factors}}}")
         products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
-    graph = GRAPH + extra.get("graph", NOTHING) + products
+    graph = GRAPH + extra.get("graph", NOTHING) + expanded + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
     graph += saved

@@ -254,7 +254,8 @@ class _Step:
         names = self.network.parameters
         if self.options.trainable is not None:
             names = tuple(matching_constants(self.network, self.options.trainable))
-        pipeline = f"infer-shapes, decompose-octave, training-mode{{seed={self.options.seed}}}"
+        mode = f"training-mode{{seed={self.options.seed}}}"
+        pipeline = f"infer-shapes, decompose-octave, {mode}, form-attention"
         network = self.network.with_attrs(parameters=names)
         module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())
         count = len(module.main.params)

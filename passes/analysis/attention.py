@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.analysis.terms import (
@@ -11,8 +11,10 @@ from tilewright.passes.analysis.terms import (
     Term,
     Terms,
     applied,
+    both_orders,
     leaves,
     names_in,
+    number,
     peeled,
     quotient,
 )
@@ -41,6 +43,21 @@ class Attention:
     score: Term
     product: Reduction
     mixed: Reduction
+    total: Reduction
+    largest: Reduction | None
+    kept: Term | None
+    kept_scale: float
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """exp(score - largest) / total along KEY, kept where a condition holds: see `Attention`."""
+
+    score: Term
+    total: Reduction
+    largest: Reduction | None
+    kept: Term | None = None
+    kept_scale: float = 1.0
 
 
 def attention_of(terms: Terms, mixed: Reduction) -> Attention | None:
@@ -53,9 +70,9 @@ def attention_of(terms: Terms, mixed: Reduction) -> Attention | None:
     if factors is None:
         return None
     for weight, value in (factors, factors[::-1]):
-        score = _softmax_argument(terms, weight)
-        if score is not None:
-            return _attention(terms, sizes, score, value, mixed)
+        softmax = _dropped_softmax(terms, weight)
+        if softmax is not None:
+            return _attention(terms, sizes, softmax, value, mixed)
     return None
 
 
@@ -75,32 +92,76 @@ def factors_of(terms: Terms, reduction: Reduction, names: Sequence[str]) -> tupl
     return None
 
 
-def _softmax_argument(terms: Terms, weight: Term) -> Term | None:
-    """The term that `weight` is the softmax of along KEY, the largest one subtracted or not; else None."""
+def _dropped_softmax(terms: Terms, weight: Term) -> Softmax | None:
+    """The softmax that weights are, which dropout may keep or not; None for other terms."""
+    choice = applied(weight, "select")
+    if choice is None or number(choice[2]) != 0.0:
+        return _softmax(terms, weight)
+    kept, value, _ = choice
+    for one, factor in both_orders(value, "mul"):
+        scale = number(factor)
+        if scale is not None and (softmax := _softmax(terms, one)) is not None:
+            return replace(softmax, kept=kept, kept_scale=scale)
+    softmax = _softmax(terms, value)
+    return None if softmax is None else replace(softmax, kept=kept)
+
+
+def _softmax(terms: Terms, weight: Term) -> Softmax | None:
+    """What `weight` is the softmax of along KEY, the largest one subtracted or not; else None.
+
+    That is exp(score - largest) / total, or exp(score - (largest + log(total))).
+    """
+    if (softmax := _by_logarithm(terms, weight)) is not None:
+        return softmax
     parts = quotient(weight)
     if parts is None or (power := applied(parts[0], "exp")) is None:
         return None
     total = _along_keys(terms, parts[1], "add")
-    if total is None or not terms.same(parts[0], total):
+    if total is None or not terms.same(parts[0], total[1]):
         return None
     if (difference := applied(power[0], "sub")) is None:
-        return power[0]
+        return Softmax(power[0], total[0], None)
     largest = _along_keys(terms, difference[1], "max")
     if largest is None:
-        return power[0]
-    return difference[0] if terms.same(difference[0], largest) else None
+        return Softmax(power[0], total[0], None)
+    same = terms.same(difference[0], largest[1])
+    return Softmax(difference[0], total[0], largest[0]) if same else None
 
 
-def _along_keys(terms: Terms, term: Term, kind: str) -> Term | None:
-    """The term that a sum or maximum over the keys is of; None for anything else."""
+def _by_logarithm(terms: Terms, weight: Term) -> Softmax | None:
+    """Softmax as exp(score - (largest + log(total))), which subtracts the logarithm of the sum."""
+    power = applied(weight, "exp")
+    difference = None if power is None else applied(power[0], "sub")
+    if difference is None:
+        return None
+    score = difference[0]
+    for peak, logarithm in both_orders(difference[1], "add"):
+        sums = applied(logarithm, "log")
+        total = None if sums is None else _along_keys(terms, sums[0], "add")
+        largest = _along_keys(terms, peak, "max")
+        if total is None or largest is None or not terms.same(largest[1], score):
+            continue
+        inner = applied(total[1], "exp")
+        shifted = None if inner is None else applied(inner[0], "sub")
+        if shifted is None or not terms.same(shifted[0], score) or not terms.same(shifted[1], largest[0]):
+            continue
+        return Softmax(score, total[0], largest[0])
+    return None
+
+
+def _along_keys(terms: Terms, term: Term, kind: str) -> tuple[Reduction, Term] | None:
+    """A sum or maximum over the keys, and the term that it is of; None for anything else."""
     inner = peeled(term)
-    fold = terms.folded(inner, (KEY,)) if isinstance(inner, Reduction) else None
-    return fold.of if fold is not None and fold.kind == kind else None
+    if not isinstance(inner, Reduction):
+        return None
+    fold = terms.folded(inner, (KEY,))
+    return (inner, fold.of) if fold is not None and fold.kind == kind else None
 
 
 def _attention(
-    terms: Terms, sizes: Mapping[str, int], score: Term, v: Term, mixed: Reduction
+    terms: Terms, sizes: Mapping[str, int], softmax: Softmax, v: Term, mixed: Reduction
 ) -> Attention | None:
+    score = softmax.score
     products = [p for x in dict.fromkeys(leaves(score)) if (p := _product(terms, x)) is not None]
     if len(products) != 1:
         return None
@@ -114,7 +175,12 @@ def _attention(
     if names_in(k) & {*rows, *width}:
         return None
     extents = {d: terms.ranges[d][1] + 1 for d in (*sizes, KEY, *summed)}
-    return Attention(extents, rows, width, batch, summed, q, k, v, score, product, mixed)
+    if softmax.kept is not None and names_in(softmax.kept) & set(width):
+        return None
+    return Attention(
+        extents, rows, width, batch, summed, q, k, v, score, product, mixed,
+        softmax.total, softmax.largest, softmax.kept, softmax.kept_scale,
+    )  # fmt: skip
 
 
 def _product(terms: Terms, leaf: Term) -> tuple[Reduction, tuple[str, ...], Term, Term] | None:

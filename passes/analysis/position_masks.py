@@ -82,3 +82,45 @@ def positional(term: Term, env: Mapping[str, np.ndarray | int]) -> np.ndarray | 
     if run is None or len(values) < len(args):
         return None
     return np.asarray(run(values, dict(term.attrs))[0])
+
+
+_NOWHERE = np.zeros((), dtype=np.bool_)
+
+
+def hidden_at(term: Term, env: Mapping[str, np.ndarray | int]) -> np.ndarray:
+    """The places where a score is certainly hidden."""
+    known = positional(term, env)
+    if known is not None:
+        return np.asarray(known.astype(np.float64) <= HIDDEN) if known.dtype != np.bool_ else _NOWHERE
+    if isinstance(term, Apply):
+        if term.name == "scalar.cast":
+            return hidden_at(term.args[0], env)
+        if term.name == "scalar.sub":
+            return hidden_at(term.args[0], env)
+        if term.name == "scalar.add":
+            return hidden_at(term.args[0], env) | hidden_at(term.args[1], env)
+        if term.name == "scalar.select":
+            seen = positional(term.args[0], env)
+            one, other = (hidden_at(a, env) for a in term.args[1:])
+            return one & other if seen is None else np.where(seen, one, other)
+    return _NOWHERE
+
+
+def zero_at(term: Term, env: Mapping[str, np.ndarray | int]) -> np.ndarray:
+    """The places where a weight is certainly zero, whatever finite numbers parameters hold."""
+    known = positional(term, env)
+    if known is not None:
+        return np.asarray(known == 0)
+    if isinstance(term, Apply):
+        parts = term.args
+        if term.name in ("scalar.cast", "scalar.div", "scalar.neg"):
+            return zero_at(parts[0], env)
+        if term.name == "scalar.exp":
+            return hidden_at(parts[0], env)
+        if term.name == "scalar.mul":
+            return zero_at(parts[0], env) | zero_at(parts[1], env)
+        if term.name == "scalar.select":
+            chosen = positional(parts[0], env)
+            one, other = (zero_at(a, env) for a in parts[1:])
+            return one & other if chosen is None else np.where(chosen, one, other)
+    return _NOWHERE

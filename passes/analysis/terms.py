@@ -280,6 +280,17 @@ def names_in(term: Term) -> set[str]:
     return {name for leaf in leaves(term) for e in indices(leaf) for name in symbols(e)}
 
 
+def substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]) -> Term:
+    """The term over other symbols."""
+    if isinstance(term, Apply):
+        return Apply(term.name, term.attrs, term.type, tuple(substituted(a, env, ranges) for a in term.args))
+    if isinstance(term, Reduction):
+        return Reduction(term.op, tuple(simplify(substitute(e, env), ranges) for e in term.at))
+    if isinstance(term, Read):
+        return Read(term.value, tuple(simplify(substitute(e, env), ranges) for e in term.at))
+    return type(term)(simplify(substitute(term.at, env), ranges), term.type)
+
+
 def indices(leaf: Read | Position | Reduction) -> tuple[Expr, ...]:
     """The indices of a leaf."""
     return (leaf.at,) if isinstance(leaf, Position) else leaf.at

@@ -80,6 +80,8 @@ class _Narrower:
             return dtype
         if precision is Precision.NARROW:
             return self.dtype
+        if precision is Precision.NARROW_MATRICES:
+            return self.dtype if v.tensor.rank == op.operands[0].tensor.rank else dtype
         if precision is Precision.WIDE:
             return "f32"
         floats = [self.home[x] for x in op.operands]

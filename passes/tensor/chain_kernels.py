@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import inf
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, UnsupportedError, Value
+from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template, joined_templates
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
+from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of
 
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
@@ -47,7 +47,7 @@ def chain_kernels(
         return module
     model = _Model(ctx, hardware, attention)
     useful = partial(_possible, only=only)
-    candidates = ChainSearch(module, model.choose, model.seconds, useful, _may_grow)
+    candidates = ChainSearch(module, model.choose, model.seconds, useful, _may_grow, _in_registers)
     worthwhile = [
         c for c in candidates.all()
         if _selected(anchors(c.chosen), only) and _taken(c, when, attention)
@@ -123,16 +123,7 @@ class _Model:
 
     def seconds(self, kernel: Func) -> float:
         """Estimated seconds of a kernel as it would run on its own; 0 where nothing estimates it."""
-
-        def answer() -> float:
-            try:
-                seconds = estimate_of(self.ctx.estimator.kernel(kernel, self.ctx))
-            except UnsupportedError:
-                seconds = 0.0
-            return seconds if seconds < inf else 0.0
-
-        question = ("kernel", kernel_text(kernel), self.hardware, self.ctx.target)
-        return self.ctx.estimator.remembered(question, answer)
+        return alone_s(kernel, self.ctx, self.hardware)
 
 
 def _disjoint(candidates: Sequence[ChainCandidate], *, registers_first: bool) -> list[ChainCandidate]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tilewright.ir.graph_ops.layouts import SPATIAL, data_layouts, kernel_layouts, windows
+from tilewright.ir.graph_ops.operands import accumulator_dtype
 from tilewright.tools.fuzz.program import DrawnValue, RandomGraph, Rejected
 
 
@@ -238,6 +239,32 @@ def _softmax(name: str, p: RandomGraph) -> None:
     p.emit(name, x, axis=p.integer(0, x.rank - 1))
 
 
+def _attention(p: RandomGraph, *, backward: bool = False) -> None:
+    dtype = p.dtype()
+    lead = tuple(p.integer(1, 3) for _ in range(p.integer(0, 2)))
+    queries, keys, channels, width = (p.integer(1, 9) for _ in range(4))
+    shared = tuple(1 if p.chance(0.3) else n for n in lead)
+    q = p.fresh((*lead, queries, channels), dtype, -1, 1)
+    k = p.fresh((*shared, keys, channels), dtype, -1, 1)
+    v = p.fresh((*shared, keys, width), dtype)
+    names = [n for n in ("bias", "seen", "kept") if p.chance(0.4)]
+    others = []
+    for name in names:
+        shape = [1 if p.chance(0.2) else n for n in (*lead, queries, keys)]
+        others.append(p.fresh(shape[p.integer(0, len(shape)) :], dtype if name == "bias" else "bool", -1, 1))
+    attrs: dict[str, Any] = {"scale": p.choose([1.0, 0.5]), "kept_scale": 1.25, "hidden": -4.0}
+    if not backward:
+        p.emit("attention", q, k, v, *others, others=tuple(names), **attrs)
+        return
+    rows = (*lead, queries)
+    out, g = (p.fresh((*rows, width), dtype, -1, 1) for _ in range(2))
+    lse = p.fresh(rows, accumulator_dtype(dtype), 0, 2)
+    if p.chance(0.3):
+        names.append("lse_cotangent")
+        others.append(p.fresh(rows, lse.dtype, -1, 1))
+    p.emit("attention_backward", q, k, v, out, lse, g, *others, others=tuple(names), **attrs)
+
+
 def _prelu(p: RandomGraph) -> None:
     x = p.pick(ranks=(2, 3, 4))
     axis = p.integer(0, x.rank - 1)
@@ -270,6 +297,8 @@ DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     **{n: partial(_matmul, n) for n in ("matmul", "batch_matmul")},
     **{n: partial(_norm, n) for n in ("layer_norm", "group_norm", "instance_norm")},
     **{n: partial(_softmax, n) for n in ("softmax", "log_softmax")},
+    "attention": _attention,
+    "attention_backward": partial(_attention, backward=True),
     "shift": _shift,
     "octave_conv2d": _octave,
     "deformable_conv2d": _deformable,

@@ -97,7 +97,7 @@ def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[Lib
     terms, strides = _result_terms(kernel, root, stop)
     result = peeled(terms.element(root.result, _index(root, terms)))
     match = attention_of(terms, result) if isinstance(result, Reduction) else None
-    scores = None if match is None else _scores(terms, match, match.score)
+    scores = None if match is None or match.kept is not None else _scores(terms, match, match.score)
     if match is None or scores is None:
         return
     for operands in _choices(terms, match, scores):

@@ -128,7 +128,7 @@ def attention_work(
     state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
     columns = plan.part // MMA_N
     ahead = 0
-    for read in view.score_reads:
+    for read in (*view.score_reads, *view.kept_reads):
         each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
         if KEY in names_in(read) and each <= MOST_AHEAD:
             ahead += each * itemsize(read.value.tensor.dtype)
@@ -147,8 +147,8 @@ def attention_work(
         shared_bytes=max(tiles[0] + slots * (tiles[1] + tiles[2]), result) + state,
         least_bytes=least_bytes,
         moved_bytes=_moved(view),
-        map_work=float(_work(view.score)),
-        map_reads=len(view.score_reads),
+        map_work=float(term_work(view.score) + term_work(view.dropped)),
+        map_reads=len(view.score_reads) + len(view.kept_reads),
         ahead_bytes=ahead,
         seen=_seen(view, plan, furthest),
         copied=(copied[0], copied[1], copied[2]),
@@ -191,17 +191,17 @@ def _plans(view: AttentionView) -> Iterator[AttentionParameters]:
 
 def _moved(view: AttentionView) -> int:
     """Bytes of all elements that are read and written, each once."""
-    total = sum(o.value.tensor.nbytes for o in view.outputs)
-    for term in (view.q, view.k, view.v, view.score, *(o.term for o in view.outputs)):
+    total = sum(o.value.tensor.nbytes for o in (*view.outputs, *view.lse))
+    for term in (view.q, view.k, view.v, view.score, view.dropped, *(o.term for o in view.outputs)):
         for read in dict.fromkeys(x for x in leaves(term) if isinstance(x, Read)):
             elements = prod(view.sizes[d] for d in names_in(read))
             total += min(elements * itemsize(read.value.tensor.dtype), read.value.tensor.nbytes)
     return total
 
 
-def _work(term: Term) -> int:
-    """Instructions of a term, each different one once."""
-    todo, seen = [term], set[Term]()
+def term_work(*terms: Term) -> int:
+    """Instructions of terms, each different one once."""
+    todo, seen = list(terms), set[Term]()
     while todo:
         t = todo.pop()
         if isinstance(t, Apply) and t not in seen:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import e as euler
-from math import gcd, inf, log2
+from math import gcd, inf, log2, prod
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
-from tilewright.passes.kernels.attention.parameters import AttentionParameters
+from tilewright.passes.analysis.terms import Reduction
+from tilewright.passes.kernels.attention.parameters import AttentionParameters, BlockShape
 from tilewright.passes.kernels.attention.term_writer import TermWriter
-from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.writing.writer import Writer
+from tilewright.passes.kernels.attention.view import AttentionView, Output
+from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements that a thread reads of the tile at once, and stores
 VECTOR = 4
@@ -22,74 +24,121 @@ PAD = 8
 UNROLL = 8
 
 
-def normalise(
-    w: Writer, plan: AttentionParameters, scale: float, state: tuple[Value, Value, Value], warp_row: Expr
-) -> None:
-    """Divide accumulators by their rows' sums, of which four lanes, and all sets of warps, hold parts.
+class RowState:
+    """The rows of a warp at the end: their largest scores, their sums, and what is written of both.
 
-    state: accumulators, largest scores and sums of the warp's rows. Those of a set are brought to the largest
-    score of all sets first, through shared memory.
+    Four lanes, and all sets of warps, hold parts of a sum. The parts of sets are brought to the largest score
+    of all sets first, through shared memory.
     """
-    mixed, largest, sums = state
-    with w.loops("i", sums.tensor.shape, unroll=1) as at:
-        total = w.load(sums, at)
-        for lanes in (1, 2):
-            other = w.b.value("thread.shuffle", total, kind="xor", offset=lanes)
-            total = w.b.value("scalar.add", total, other)
-        if plan.sets == 1:
-            total = w.b.value("scalar.div", w.b.const(1.0, "f32"), total)
-        w.store(total, sums, at)
-    if plan.sets > 1:
-        _share(w, plan, scale, (largest, sums), warp_row)
-    w.b.do("thread.scale_rows", mixed, sums)
 
+    def __init__(
+        self,
+        w: Writer,
+        view: AttentionView,
+        plan: AttentionParameters,
+        warp_row: Expr,
+        origin: Expr,
+        batch: Mapping[str, Expr],
+    ) -> None:
+        self.w, self.view, self.plan = w, view, plan
+        self.warp_row, self.origin, self.batch = warp_row, origin, dict(batch)
 
-def _share(
-    w: Writer, plan: AttentionParameters, scale: float, state: tuple[Value, Value], warp_row: Expr
-) -> None:
-    """Replace a set's sums by the factors that bring its accumulators to those of all sets, divided."""
-    largest, sums = state
-    both = w.alloc((plan.sets, plan.rows, 2), "f32", "shared", "row_state")
-    own = Sym("tid") // (WARP * plan.warps)
-    lane = Sym("tid") % WARP // 4
+    def normalise(self, mixed: Value, largest: Value, sums: Value) -> None:
+        """Divide accumulators by their rows' sums, and store the logarithms of sums that are results."""
+        w = self.w
+        with w.loops("i", sums.tensor.shape, unroll=1) as at:
+            total = w.load(sums, at)
+            for lanes in (1, 2):
+                other = w.b.value("thread.shuffle", total, kind="xor", offset=lanes)
+                total = w.b.value("scalar.add", total, other)
+            if self.plan.sets == 1:
+                self._write(w.load(largest, at), total, at)
+                total = w.b.value("scalar.div", self._unit(), total)
+            w.store(total, sums, at)
+        if self.plan.sets > 1:
+            self._share(largest, sums)
+        w.b.do("thread.scale_rows", mixed, sums)
 
-    def row(at: tuple[Expr, ...]) -> Expr:
+    def _unit(self) -> Value:
+        """What sums are divided into: the factor of the weights that dropout keeps."""
+        return self.w.b.const(self.view.kept_scale, "f32")
+
+    def _row(self, at: tuple[Expr, ...]) -> Expr:
+        """The row in the block's tile of a row of fragments."""
         inside = at[0] * MMA_M + at[1] * (MMA_M // 2)
-        return w.simple(warp_row + inside + lane)
+        return self.w.simple(self.warp_row + inside + Sym("tid") % WARP // 4)
 
-    one_of_four = ((Sym("tid") % 4, 0, 1),)
-    with w.loops("i", sums.tensor.shape, unroll=1) as at:
-        for i, v in enumerate(state):
-            w.store(w.load(v, at), both, (own, row(at), i), one_of_four)
-    w.b.do("thread.barrier")
-    with w.loops("i", sums.tensor.shape, unroll=1) as at:
-        tops = [w.load(both, (s, row(at), 0)) for s in range(plan.sets)]
-        top = tops[0]
-        for other in tops[1:]:
-            top = w.b.value("scalar.max", top, other)
-        none = w.b.value("scalar.eq", top, w.b.const(-inf, "f32"))
-        top = w.b.value("scalar.select", none, w.b.const(0.0, "f32"), top)
-        total = w.b.const(0.0, "f32")
-        for s, t in enumerate(tops):
-            part = w.load(both, (s, row(at), 1))
-            total = w.b.value("scalar.fma", part, _power(w, t, top, scale), total)
-        w.store(w.b.value("scalar.div", _power(w, w.load(largest, at), top, scale), total), sums, at)
+    def _share(self, largest: Value, sums: Value) -> None:
+        """Replace a set's sums by the factors that bring its accumulators to those of all sets, divided."""
+        w, plan = self.w, self.plan
+        both = w.alloc((plan.sets, plan.rows, 2), "f32", "shared", "row_state")
+        own = Sym("tid") // (WARP * plan.warps)
+        one_of_four = ((Sym("tid") % 4, 0, 1),)
+        with w.loops("i", sums.tensor.shape, unroll=1) as at:
+            for i, v in enumerate((largest, sums)):
+                w.store(w.load(v, at), both, (own, self._row(at), i), one_of_four)
+        w.b.do("thread.barrier")
+        with w.loops("i", sums.tensor.shape, unroll=1) as at:
+            tops = [w.load(both, (s, self._row(at), 0)) for s in range(plan.sets)]
+            top = tops[0]
+            for other in tops[1:]:
+                top = w.b.value("scalar.max", top, other)
+            none = w.b.value("scalar.eq", top, w.b.const(-inf, "f32"))
+            top = w.b.value("scalar.select", none, w.b.const(0.0, "f32"), top)
+            total = w.b.const(0.0, "f32")
+            for s, t in enumerate(tops):
+                part = w.load(both, (s, self._row(at), 1))
+                total = w.b.value("scalar.fma", part, self._power(t, top), total)
+            self._write(top, total, at)
+            factor = self._power(w.load(largest, at), top)
+            if self.view.kept_scale != 1.0:
+                factor = w.b.value("scalar.mul", factor, self._unit())
+            w.store(w.b.value("scalar.div", factor, total), sums, at)
+
+    def _power(self, score: Value, top: Value) -> Value:
+        """exp(scale (score - top))."""
+        w = self.w
+        apart = w.b.value("scalar.sub", score, top)
+        power = w.b.value("scalar.mul", apart, w.b.const(self.view.scale * log2(euler), "f32"))
+        return w.b.value("scalar.exp2", power)
+
+    def _write(self, largest: Value, total: Value, at: tuple[Expr, ...]) -> None:
+        """Store scale * largest + log(total), by one lane of the four of a row."""
+        w, view = self.w, self.view
+        if not view.lse:
+            return
+        row = w.simple(self.origin + self._row(at))
+        env = {**self.batch, **dict(zip(view.rows, w.unravel(row, _sizes(view, view.rows)), strict=True))}
+        scaled = w.b.value("scalar.mul", largest, w.b.const(view.scale, "f32"))
+        lse = w.b.value("scalar.add", scaled, w.b.value("scalar.log", total))
+        warps = WARP * self.plan.warps
+        first: Mask = ((Sym("tid"), 0, warps),) if self.plan.sets > 1 else ()
+        mask = ((Sym("tid") % 4, 0, 1), *first, *w.below(row, view.size(view.rows)))
+        for out in view.lse:
+            w.store(lse, w.outputs[out.value], TermWriter(w, env).at(out.at), mask)
 
 
-def _power(w: Writer, score: Value, top: Value, scale: float) -> Value:
-    """exp(scale (score - top))."""
-    apart = w.b.value("scalar.sub", score, top)
-    power = w.b.value("scalar.mul", apart, w.b.const(scale * log2(euler), "f32"))
-    return w.b.value("scalar.exp2", power)
+def _sizes(view: AttentionView | ResultTile, names: tuple[str, ...]) -> list[int]:
+    return [view.sizes[d] for d in names]
+
+
+@dataclass(frozen=True)
+class ResultTile:
+    """Results that are maps of one sum of products, whose dimensions are rows, width and those of a batch."""
+
+    sizes: Mapping[str, int]
+    rows: tuple[str, ...]
+    width: tuple[str, ...]
+    mixed: Reduction
+    outputs: tuple[Output, ...]
+
+    def size(self, names: tuple[str, ...]) -> int:
+        """Product of the extents of dimensions."""
+        return prod(self.sizes[d] for d in names)
 
 
 def write_outputs(
-    w: Writer,
-    view: AttentionView,
-    plan: AttentionParameters,
-    mixed: Value,
-    origin: Expr,
-    batch: Mapping[str, Expr],
+    w: Writer, view: ResultTile, plan: BlockShape, mixed: Value, origin: Expr, batch: Mapping[str, Expr]
 ) -> None:
     """Store the kernel's results, maps of the accumulators `mixed` [row tiles, column tiles, 16, 8].
 
@@ -115,7 +164,7 @@ def write_outputs(
             column = w.simple(vector * lanes + lane)
             env: dict[str, Expr] = dict(batch)
             for names, at_ in ((view.rows, query), (view.width, column)):
-                env.update(zip(names, w.unravel(at_, [view.sizes[d] for d in names]), strict=True))
+                env.update(zip(names, w.unravel(at_, _sizes(view, names)), strict=True))
             total = w.load(tile, (row, column))
             for s in range(1, plan.sets):
                 part = w.load(tile, (row + s * plan.rows, column))
@@ -125,7 +174,7 @@ def write_outputs(
                 w.store(writer.value(out.term), w.outputs[out.value], writer.at(out.at))
 
 
-def _lanes(view: AttentionView, columns: int) -> int:
+def _lanes(view: ResultTile, columns: int) -> int:
     """Neighbouring columns that are neighbours in memory, as far as a vector goes."""
     inner = view.width[-1]
     last = [next((e for e in reversed(o.at) if e != 0), 0) for o in view.outputs]

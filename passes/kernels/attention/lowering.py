@@ -15,7 +15,7 @@ from math import inf
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.attention import INNER, KEY
-from tilewright.passes.kernels.attention.epilogue import normalise, write_outputs
+from tilewright.passes.kernels.attention.epilogue import ResultTile, RowState, write_outputs
 from tilewright.passes.kernels.attention.parameters import (
     AttentionParameters,
     attention_parameters,
@@ -95,10 +95,12 @@ class _Attention:
             with w.loop("tile", self.tiles) as tile:
                 self._tile(tile)
         with w.b.at(view.mixed.op.loc):
-            normalise(w, plan, view.scale, (self.mixed, self.largest, self.sums), self.warp_row)
+            rows = RowState(w, view, plan, self.warp_row, self.origin, self.batch)
+            rows.normalise(self.mixed, self.largest, self.sums)
             w.b.do("thread.async_wait", pending=0)
             w.b.do("thread.barrier")
-        write_outputs(w, view, plan, self.mixed, self.origin, self.batch)
+        result = ResultTile(view.sizes, view.rows, view.width, view.mixed, view.outputs)
+        write_outputs(w, result, plan, self.mixed, self.origin, self.batch)
         lowered = w.finish()
         return lowered if plan.resident == 1 else lowered.with_attrs(resident=plan.resident)
 
@@ -174,20 +176,27 @@ class _Attention:
         w, plan = self.w, self.plan
         slot = w.simple(tile % self.slots)
         first = (w.simple(self.origin + self.warp_row), self.warp_key)
-        maps = ScoreMaps(w, self.view, plan, first, self.batch, tile)
+        view = self.view
+        place = (w, view, plan, first, self.batch, tile)
+        maps = ScoreMaps(*place, view.score, view.score_reads)
+        dropout = ScoreMaps(*place, view.dropped, view.kept_reads)
         seen = self._seen(tile, self.warp_key, first[0], plan.rows // plan.warps)
         if not seen:
             maps.read_ahead()
+            dropout.read_ahead()
         if self.tiles > 1:
             self._arrive(self.ahead - 1)
             self._refill(tile)
         with w.when(seen):
             if seen:
                 maps.read_ahead()
+                dropout.read_ahead()
             w.b.do("thread.fill_fragment", self.scores, value=0.0)
             self._multiply(self.k, slot, self.steps, self._score_step)
             maps.apply(self.scores)
+            maps.cut(self.scores)
             self._softmax()
+            dropout.apply(self.scores)
             if self.tiles == 1:
                 self._arrive(0)
             self._multiply(self.v, slot, plan.part // self.depth, self._mix_step)

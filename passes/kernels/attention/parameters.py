@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tilewright.ir import AttrRecord, Func, InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP
@@ -15,6 +16,19 @@ from tilewright.passes.kernels.matrix.parameters import MAX_STAGES
 KEY_STEP = 16
 #: bytes of a swizzled row, or multiples of the last one
 _PITCHES = (32, 64, 128)
+
+
+class BlockShape(Protocol):
+    """What an epilogue asks of a plan: queries of a block, warps that share them, sets of such warps."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def warps(self) -> int: ...
+    @property
+    def sets(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
 
 
 @dataclass(frozen=True)

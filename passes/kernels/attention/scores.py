@@ -19,9 +19,10 @@ MOST_AHEAD = 64
 
 
 class ScoreMaps:
-    """The scores of one tile of keys, from the product on to what softmax is taken of.
+    """Maps of fragments of one tile of keys: what softmax is taken of, or weights that dropout keeps.
 
-    first: query of the warp, and its key in the tile; tile: number of the tile of keys.
+    first: query of the warp, and its key in the tile; tile: number of the tile of keys. term: what becomes of
+    an element, which it calls `view.product`; reads: the elements of parameters in it.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class ScoreMaps:
         first: tuple[Expr, Expr],
         batch: Mapping[str, Expr],
         tile: Expr,
+        term: Term,
+        reads: tuple[Read, ...],
     ) -> None:
         self.w, self.view, self.plan = w, view, plan
+        self.term, self.reads = term, reads
         self.batch, self.tile = dict(batch), tile
         self.first, self.first_key = first
         self.shape = (plan.row_tiles, plan.part // MMA_N, 2, 2)
@@ -42,7 +46,7 @@ class ScoreMaps:
     def read_ahead(self) -> None:
         """Read what scores are computed with to registers, before the product that hides the wait."""
         w = self.w
-        for read in self.view.score_reads:
+        for read in self.reads:
             extents = self._extents(read)
             if extents[1] == 1 or extents[0] * extents[1] * extents[2] * extents[3] > MOST_AHEAD:
                 continue
@@ -53,21 +57,22 @@ class ScoreMaps:
                 w.store(value, self.ahead[read], at)
 
     def apply(self, scores: Value) -> None:
-        """Replace the products in `scores`; columns beyond the last key become minus infinity."""
+        """Replace the elements of `scores`."""
         w, view = self.w, self.view
-        if view.score != view.product:
-            with w.loops("s", self.shape, unroll=1) as at:
-                env, mask = self._place(at)
-                known: dict[Term, Value] = {view.product: self._element(scores, at)}
-                for read, registers in self.ahead.items():
-                    sizes = registers.tensor.shape
-                    known[read] = w.load(
-                        registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
-                    )
-                self._put(TermWriter(w, env, known, mask).value(view.score), scores, at)
-        self._cut(scores)
+        if self.term == view.product:
+            return
+        with w.loops("s", self.shape, unroll=1) as at:
+            env, mask = self._place(at)
+            known: dict[Term, Value] = {view.product: self._element(scores, at)}
+            for read, registers in self.ahead.items():
+                sizes = registers.tensor.shape
+                known[read] = w.load(
+                    registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
+                )
+            self._put(TermWriter(w, env, known, mask).value(self.term), scores, at)
 
-    def _cut(self, scores: Value) -> None:
+    def cut(self, scores: Value) -> None:
+        """Make columns beyond the last key minus infinity."""
         w, view = self.w, self.view
         rest = view.keys % self.plan.keys
         if not rest:
@@ -115,7 +120,7 @@ class ScoreMaps:
         env: dict[str, Expr] = {**self.batch, KEY: key}
         env.update(zip(view.rows, w.unravel(row, [view.sizes[d] for d in view.rows]), strict=True))
         mask: Mask = ()
-        names = names_in(read) if read is not None else names_in(view.score)
+        names = names_in(read if read is not None else self.term)
         if names & set(view.rows):
             mask += w.below(row, view.size(view.rows))
         if KEY in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from tilewright.ir import Expr, Op, Pairs, Sym
 from tilewright.ir.expr import symbols
@@ -12,12 +13,21 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.terms import Read, Term, leaves
 from tilewright.passes.kernels.attention.parameters import depth_of, padded, pitch
 from tilewright.passes.kernels.attention.term_writer import TermWriter
-from tilewright.passes.kernels.attention.view import AttentionView
 from tilewright.passes.kernels.matrix.view import Source, neighbours, run_of
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: vectors of a thread whose copies, or loads, are written out one after the other
 UNROLL = 16
+
+
+class FactorFrame(Protocol):
+    """What a tile asks of the view of a kernel: extents of dimensions, and the type of the factors."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+    @property
+    def dtype(self) -> str: ...
+    def size(self, names: tuple[str, ...]) -> int: ...
 
 
 class TileLayout:
@@ -29,7 +39,7 @@ class TileLayout:
     """
 
     def __init__(
-        self, view: AttentionView, term: Term, outer: tuple[str, ...], inner: tuple[str, ...], rows: int
+        self, view: FactorFrame, term: Term, outer: tuple[str, ...], inner: tuple[str, ...], rows: int
     ) -> None:
         self.view, self.term, self.outer, self.inner, self.rows = view, term, outer, inner, rows
         self.columns = padded(view.size(inner), depth_of(view.dtype))
@@ -109,7 +119,7 @@ class StagedTile:
         return env, mask
 
 
-def _along(frame: Op, sources: list[Source], view: AttentionView, names: tuple[str, ...]) -> str:
+def _along(frame: Op, sources: list[Source], view: FactorFrame, names: tuple[str, ...]) -> str:
     """The last of these dimensions, where its neighbours are neighbours in all that is read along it."""
     wide = [d for d in names if view.sizes[d] > 1][-1:]
     moving = [s for d in wide for s in sources if _moves(s, d)]

@@ -9,12 +9,11 @@ from math import inf, isfinite, prod
 import numpy as np
 
 from tilewright.ir import Expr, Func, ScalarType, Sym, Value
-from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, fills
 from tilewright.ir.types import storage_dtype
 from tilewright.passes.analysis.attention import INNER, KEY, Attention, attention_of
-from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, positional
+from tilewright.passes.analysis.position_masks import MOST_PAIRS, hidden_at
 from tilewright.passes.analysis.terms import (
     Apply,
     Position,
@@ -22,15 +21,15 @@ from tilewright.passes.analysis.terms import (
     Reduction,
     Term,
     Terms,
+    applied,
+    both_orders,
     leaves,
     peeled,
+    substituted,
 )
 from tilewright.passes.kernels.matrix.view import EXACT, multiplies, on_tensor_cores
 
 _F32 = ScalarType("f32")
-_NOWHERE = np.zeros((), dtype=np.bool_)
-
-_Env = Mapping[str, np.ndarray | int]
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,13 @@ class AttentionView(Attention):
     """softmax(scale * score) v as all that a kernel computes, with factors of one type.
 
     The dimensions of the result are those of the second contraction; `score` is without `scale`.
+    lse: results that hold the logarithms of the sums of exp(scale * score), indexed by rows and batch.
     """
 
     dtype: str
     scale: float
     outputs: tuple[Output, ...]
+    lse: tuple[Output, ...]
 
     def size(self, names: tuple[str, ...]) -> int:
         """Product of the extents of dimensions."""
@@ -73,6 +74,20 @@ class AttentionView(Attention):
     def score_reads(self) -> tuple[Read, ...]:
         """Elements of parameters, each once, that scores depend on beside their product."""
         return tuple(dict.fromkeys(x for x in leaves(self.score) if isinstance(x, Read)))
+
+    @property
+    def dropped(self) -> Term:
+        """A weight, written as `product`, or zero where dropout takes it away; without the factor."""
+        if self.kept is None:
+            return self.product
+        zero = Apply("scalar.const", (("value", 0.0), ("dtype", "f32")), _F32, ())
+        return Apply("scalar.select", (), _F32, (self.kept, self.product, zero))
+
+    @property
+    def kept_reads(self) -> tuple[Read, ...]:
+        """Elements of parameters, each once, that decide which weights are kept."""
+        terms = () if self.kept is None else leaves(self.kept)
+        return tuple(dict.fromkeys(x for x in terms if isinstance(x, Read)))
 
 
 def attention_view(kernel: Func) -> AttentionView | None:
@@ -102,59 +117,77 @@ def attention_view(kernel: Func) -> AttentionView | None:
     if outputs is None:
         return None
     scale, score = without_scale(match.score)
-    fields = vars(match) | {"score": score, "dtype": dtype, "scale": scale, "outputs": outputs}
+    mixes, sums = outputs
+    fields = vars(match) | {"score": score, "dtype": dtype, "scale": scale, "outputs": mixes, "lse": sums}
     return AttentionView(**fields)
 
 
 def _is_alone(kernel: Func, match: Attention) -> bool:
     """True where all but the product is computed from parameters of the kernel."""
-    sources = [x for t in (match.q, match.k, match.v, match.score) for x in leaves(t) if x != match.product]
+    terms = [t for t in (match.q, match.k, match.v, match.score, match.kept) if t is not None]
+    sources = [x for t in terms for x in leaves(t) if x != match.product]
     return all(isinstance(x, Position) or (isinstance(x, Read) and x.value in kernel.params) for x in sources)
 
 
-def _outputs(kernel: Func, match: Attention, terms: Terms) -> tuple[Output, ...] | None:
-    """The results as terms over the dimensions of the mix; None where one is no map of it."""
-    outputs = []
+def _outputs(
+    kernel: Func, match: Attention, terms: Terms
+) -> tuple[tuple[Output, ...], tuple[Output, ...]] | None:
+    """The results as terms over the dimensions of the mix, and those that are logarithms of sums; None where
+    one is neither a map of the mix nor such logarithms, or none is a map of the mix.
+    """
+    outputs, sums = [], []
     for v in kernel.body.ops[-1].operands:
         names = [f"out.{i}" for i in range(len(v.tensor.shape))]
         ranges = {n: (0, size - 1) for n, size in zip(names, v.tensor.shape, strict=True)}
         term = Terms(kernel, ranges).element(v, tuple(Sym(n) for n in names))
         places = {x for x in leaves(term) if isinstance(x, Reduction)}
         read = {x.value for x in leaves(term) if isinstance(x, Read)}
-        if len(places) != 1 or not read <= set(kernel.params):
+        if not read <= set(kernel.params):
             return None
-        (place,) = places
-        env = _inverse(place, match, ranges)
-        if place.op is not match.mixed.op or env is None:
+        total = next((x for x in places if x.op is match.total.op), None)
+        place, whole = (total, match.total) if total is not None else (next(iter(places), None), match.mixed)
+        if place is None or place.op is not whole.op:
+            return None
+        env = _inverse(place, whole, match.sizes, ranges)
+        if env is None:
             return None
         at = tuple(simplify(env[n], terms.ranges) for n in names)
-        outputs.append(Output(v, _substituted(term, env, terms.ranges), at))
-    return tuple(outputs)
+        output = Output(v, substituted(term, env, terms.ranges), at)
+        if total is not None and _is_lse(output.term, match) and v.tensor.dtype == "f32":
+            sums.append(output)
+        elif len(places) == 1 and total is None:
+            outputs.append(output)
+        else:
+            return None
+    return (tuple(outputs), tuple(sums)) if outputs else None
+
+
+def _is_lse(term: Term, match: Attention) -> bool:
+    """Return whether a term is largest + log(total)."""
+    if match.largest is None:
+        return applied(term, "log") == (match.total,)
+    sums = both_orders(term, "add")
+    return any(a == match.largest and applied(b, "log") == (match.total,) for a, b in sums)
 
 
 def _inverse(
-    place: Reduction, match: Attention, ranges: Mapping[str, tuple[int, int]]
+    place: Reduction, whole: Reduction, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]
 ) -> dict[str, Expr] | None:
-    """The dimensions of a result in those of the mix; None where they are not the same in some order."""
+    """The dimensions of a result in those of the mix; None where they are not the same in some order.
+
+    place, whole: an element of the same reduction, in the dimensions of the result and in those of the mix,
+    whose extents are `sizes`.
+    """
     env: dict[str, Expr] = {n: 0 for n, (_, high) in ranges.items() if high == 0}
-    for e, (d, size) in zip(place.at, dims(place.op, "par").items(), strict=True):
-        if size == 1 and e == 0:
+    for e, own in zip(place.at, whole.at, strict=True):
+        if e == own == 0:
             continue
-        if not isinstance(e, Sym) or e.name in env or ranges[e.name][1] != size - 1:
+        if not isinstance(own, Sym) or not isinstance(e, Sym) or e.name in env:
             return None
-        env[e.name] = Sym(d)
+        if ranges[e.name][1] != sizes[own.name] - 1:
+            return None
+        env[e.name] = own
     return env if set(env) == set(ranges) else None
-
-
-def _substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]) -> Term:
-    """The term over other symbols."""
-    if isinstance(term, Apply):
-        return Apply(term.name, term.attrs, term.type, tuple(_substituted(a, env, ranges) for a in term.args))
-    if isinstance(term, Reduction):
-        return Reduction(term.op, tuple(simplify(substitute(e, env), ranges) for e in term.at))
-    if isinstance(term, Read):
-        return Read(term.value, tuple(simplify(substitute(e, env), ranges) for e in term.at))
-    return type(term)(simplify(substitute(term.at, env), ranges), term.type)
 
 
 def without_scale(score: Term) -> tuple[float, Term]:
@@ -226,25 +259,8 @@ def reach(view: AttentionView) -> int | None:
         return None
     row, key = np.arange(queries)[:, None], np.arange(view.keys)[None, :]
     env: dict[str, np.ndarray | int] = {**dict.fromkeys(view.rows, 0), wide[0]: row, KEY: key}
-    hidden = np.broadcast_to(_hidden_at(view.score, env), (queries, view.keys))
+    hidden = np.broadcast_to(hidden_at(view.score, env), (queries, view.keys))
     if hidden.all(axis=1).any():  # such a row is not a number, or the mean of all values
         return None
     furthest = int(np.where(hidden, -queries, key - row).max())
     return furthest if furthest < view.keys - 1 else None
-
-
-def _hidden_at(term: Term, env: _Env) -> np.ndarray:
-    """The places where a score is certainly hidden."""
-    known = positional(term, env)
-    if known is not None:
-        return np.asarray(known.astype(np.float64) <= HIDDEN) if known.dtype != np.bool_ else _NOWHERE
-    if isinstance(term, Apply):
-        if term.name == "scalar.cast":
-            return _hidden_at(term.args[0], env)
-        if term.name == "scalar.add":
-            return _hidden_at(term.args[0], env) | _hidden_at(term.args[1], env)
-        if term.name == "scalar.select":
-            seen = positional(term.args[0], env)
-            one, other = (_hidden_at(a, env) for a in term.args[1:])
-            return one & other if seen is None else np.where(seen, one, other)
-    return _NOWHERE

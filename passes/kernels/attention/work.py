@@ -8,6 +8,7 @@ block take.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
@@ -28,6 +29,21 @@ _BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 _REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS = 38, 28, 8
 #: registers more where values are loaded one by one: places of tiles of columns that swizzled rows tell apart
 _PLACE_REGISTERS = 8
+
+
+class BlockWork(Protocol):
+    """What of a kernel's blocks decides how many a multiprocessor holds."""
+
+    @property
+    def resident(self) -> int: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def least_registers(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
+    @property
+    def all_warps(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -152,7 +168,7 @@ def products_per_clk(dtype: str, hardware: GpuHardware) -> int:
     return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
 
 
-def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
+def resident_attention(work: BlockWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor; 0 where none does, or where registers would be spilled."""
     registers = work.registers
     if work.resident > 1:
@@ -171,7 +187,7 @@ def resident_attention(work: AttentionWork, hardware: GpuHardware) -> int:
     return min(_room(work, hardware), schedulers * each // work.all_warps)
 
 
-def most_resident(work: AttentionWork, hardware: GpuHardware) -> int:
+def most_resident(work: BlockWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor where the compiler is told to save registers, without spills."""
     found = 0
     for n in range(1, _room(work, hardware) + 1):
@@ -180,7 +196,7 @@ def most_resident(work: AttentionWork, hardware: GpuHardware) -> int:
     return found
 
 
-def _room(work: AttentionWork, hardware: GpuHardware) -> int:
+def _room(work: BlockWork, hardware: GpuHardware) -> int:
     """Blocks that fit one multiprocessor but for their registers."""
     return min(
         hardware.max_blocks_per_sm,
@@ -189,7 +205,7 @@ def _room(work: AttentionWork, hardware: GpuHardware) -> int:
     )
 
 
-def _allowed(resident: int, work: AttentionWork, hardware: GpuHardware) -> int:
+def _allowed(resident: int, work: BlockWork, hardware: GpuHardware) -> int:
     """Registers per thread with so many blocks, whose warps the schedulers share."""
     warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
     each = hardware.registers_per_sm // hardware.schedulers_per_sm // (WARP * warps)

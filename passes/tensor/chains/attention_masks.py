@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.ir import Block, Builder, Func, Op, Value
 from tilewright.passes.analysis.position_masks import computed_mask, mask_numbers
 from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.kernels.pair_sums.view import pair_view
 from tilewright.passes.rewriting.values import replace_in_op
 
 #: elements of a constant that is looked at
@@ -28,12 +29,13 @@ def with_computed_masks(
     after it. array: the data of a value of @main that is a constant the module holds. What is no attention
     stays as it is.
     """
-    view = attention_view(kernel)
-    if view is None:
+    view, pairs = attention_view(kernel), pair_view(kernel)
+    if view is None and pairs is None:
         return kernel, list(arguments)
+    reads = (*(view.score_reads if view is not None else ()), *(pairs.reads if pairs is not None else ()))
     b = Builder()
     new: dict[Value, Value] = {}
-    for p in dict.fromkeys(read.value for read in view.score_reads):
+    for p in dict.fromkeys(read.value for read in reads):
         data = array(arguments[kernel.params.index(p)]) if p.tensor.size <= _MOST else None
         numbers = None if data is None or p.tensor.steps else mask_numbers(data)
         if numbers is not None:

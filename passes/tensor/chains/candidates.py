@@ -17,6 +17,8 @@ from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_fi
 MAX_KERNELS = 7
 #: a chain estimated at this many times its kernels is not grown further
 HOPELESS = 1.4
+#: times that a result which is read outside of a chain is smaller than the one that is read inside
+SAVED_SHARE = 8
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class ChainSearch:
 
     choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
     wanted: whether a chain of kernels with these ops, by name and number, can be of use. unfinished: whether
-    a merged kernel that is no legal chain, or a slow one, is grown nevertheless.
+    a merged kernel that is no legal chain, or a slow one, is grown nevertheless. saving: whether a chosen
+    kernel may also return statistics of lines that ops behind it read.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class ChainSearch:
         seconds: Callable[[Func], float],
         wanted: Callable[[Counter[str]], bool] = bool,
         unfinished: Callable[[Func], bool] = lambda kernel: False,
+        saving: Callable[[Func], bool] = lambda kernel: False,
     ) -> None:
         self.choose, self.seconds, self.wanted, self.unfinished = choose, seconds, wanted, unfinished
+        self.saving = saving
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.ops = module.main.body.ops
@@ -111,9 +116,29 @@ class ChainSearch:
             if (p := self.producer.get(v)) is not None
             and id(p) not in inside | refused
             and self._free(p)
-            and all(id(x) in inside for r in p.results for x in self.readers[r])
+            and self._read_inside(p, inside, calls[-1])
         ]
         return max(producers, key=lambda op: self.position[id(op)], default=None)
+
+    def _read_inside(self, producer: Op, inside: set[int], last: Op) -> bool:
+        """Return whether nothing but these calls reads a producer's results.
+
+        What follows the last of them may read small ones: statistics of lines that are saved.
+        """
+        largest = max(r.tensor.size for r in producer.results)
+        for r in producer.results:
+            outside = [x for x in self.readers.get(r, ()) if id(x) not in inside]
+            if outside and r.tensor.size * SAVED_SHARE > largest:
+                return False
+            if any(self.position[id(x)] < self.position[id(last)] for x in outside):
+                return False
+        return True
+
+    def _saved(self, calls: Sequence[Op]) -> set[Value]:
+        """The results of all calls but the last that other ops read."""
+        inside = set(map(id, calls))
+        made = (r for op in calls[:-1] for r in op.results)
+        return {r for r in made if any(id(x) not in inside for x in self.readers.get(r, ()))}
 
     def _array(self, v: Value) -> np.ndarray | None:
         """The data of a constant that the module holds."""
@@ -124,12 +149,13 @@ class ChainSearch:
         """The calls as one kernel, where that is legal; whether it may be a part of one that is."""
         if reshapes_filled(calls, self.kernels):
             return None, False
-        outputs = set(calls[-1].results)
+        saved = self._saved(calls)
+        outputs = {*calls[-1].results, *saved}
         name = f"{callee_of(calls[-1])}_chain"
         kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
         kernel, arguments = with_computed_masks(kernel, arguments, self._array)
         chosen, unfinished = self.choose(kernel), self.unfinished(kernel)
-        if chosen is None:
+        if chosen is None or (saved and not self.saving(chosen)):
             return None, unfinished
         separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
         return ChainCandidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished

@@ -46,6 +46,16 @@ CASES = {
     "lrn": ("lrn", [X], {"size": 3}),
     "softmax": ("softmax", [X], {"axis": 1}),
     "log_softmax": ("log_softmax", [X], {}),
+    "attention": (
+        "attention",
+        [(4, 6, 2, 8), (4, 1, 3, 8), (4, 1, 3, 5), (2, 3), "bool[6, 2, 3]"],
+        {"others": ("bias", "kept")},
+    ),
+    "attention_backward": (
+        "attention_backward",
+        [(4, 6, 2, 8), (4, 1, 3, 8), (4, 1, 3, 5), (4, 6, 2, 5), (4, 6, 2), (4, 6, 2, 5), (4, 6, 2)],
+        {"others": ("lse_cotangent",)},
+    ),
     "sum": ("sum", [X], {"axis": (1, 3)}),
     "sum-keep": ("sum", [X], {"axis": (0,), "keepdims": True}),
     "max": ("max", [X], {"axis": (0, 1, 3)}),

@@ -1,0 +1,202 @@
+"""Chooses the tiles and the warps of a kernel of sums over pairs by the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+
+from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.ir import Func
+from tilewright.ir.hardware_facts import MMA_M, MMA_N
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in, peeled
+from tilewright.passes.kernels.attention.choice import term_work
+from tilewright.passes.kernels.attention.parameters import padded
+from tilewright.passes.kernels.attention.work import most_resident, products_per_clk, resident_attention
+from tilewright.passes.kernels.decision import decided, parameters_of
+from tilewright.passes.kernels.kernel_problem import traffic
+from tilewright.passes.kernels.pair_sums.lowering import block_band
+from tilewright.passes.kernels.pair_sums.parameters import PairParameters
+from tilewright.passes.kernels.pair_sums.tiles import PairTiles, pair_tiles
+from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
+from tilewright.passes.kernels.pair_sums.weights import MOST_AHEAD
+from tilewright.passes.kernels.pair_sums.work import PairWork, bound_pairs, estimate_pairs
+
+ROWS = (16, 32, 64, 128, 256)
+TILES = (16, 32, 64, 128)
+WARPS = (1, 2, 4, 8)
+STAGES = (1, 2, 3)
+#: tiles of 16 rows that one warp may have: more would not fit registers
+MOST_ROW_TILES = 2
+#: points worth a measurement
+MEASURED = 24
+
+
+@dataclass(frozen=True)
+class PairPoint:
+    """A plan that fits the device, and its estimated seconds."""
+
+    plan: PairParameters
+    work: PairWork
+    estimate_s: float
+
+
+def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
+    """All plans of a kernel that fit the device, those of the smallest estimate first; none where it has no
+    tensor cores for such factors, or the kernel is no such sums.
+    """
+    view = pair_view(kernel)
+    if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
+        return []
+    least, maps, points = traffic(kernel), _Maps.of(view), []
+    for plan in _plans(view):
+        work = _work(view, plan, least, maps)
+        free = resident_attention(work, hardware)
+        for resident in {1, most_resident(work, hardware)}:
+            if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
+                limited = replace(work, resident=resident)
+                seconds = estimate_pairs(limited, hardware)
+                points.append(PairPoint(replace(plan, resident=resident), limited, seconds))
+    return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
+
+
+def choose_pair_sums(kernel: Func, hardware: Hardware) -> Func | None:
+    """The kernel with the parameters of the smallest estimate; None where it is no such kernel."""
+    points = pair_points(kernel, hardware)
+    if not points or not isinstance(hardware, GpuHardware):
+        return None
+    return _variant(kernel, points[0], hardware, len(points))
+
+
+def pair_variants(kernel: Func, hardware: Hardware) -> list[Func]:
+    """The kernel, and those with other parameters of the smallest estimates, to be measured."""
+    if not isinstance(hardware, GpuHardware):
+        return []
+    points = pair_points(kernel, hardware)
+    made = [_variant(kernel, p, hardware, len(points)) for p in points[:MEASURED]]
+    own = parameters_of(kernel, PairParameters)
+    return [kernel, *(f for f in made if parameters_of(f, PairParameters) != own)]
+
+
+def _variant(kernel: Func, point: PairPoint, hardware: GpuHardware, considered: int) -> Func:
+    bound = bound_pairs(point.work, hardware)
+    choice = ParameterChoice(point.plan, bound, point.estimate_s, considered)
+    return decided(kernel, "pair_sums", choice)
+
+
+@dataclass(frozen=True)
+class _Maps:
+    """What plans have in common: instructions, reads and exponentials per pair, bytes moved, and the band."""
+
+    work: float
+    reads: int
+    powers: int
+    moved_bytes: int
+    #: the `band` of the view
+    band: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, view: PairView) -> _Maps:
+        weights = [peeled(s.weight) for s in view.sums]
+        total = sum(o.value.tensor.nbytes for outputs in view.outputs for o in outputs)
+        terms = [*weights, *(s.factor for s in view.sums), *(p.own for p in view.products)]
+        terms += [p.other for p in view.products]
+        for read in dict.fromkeys(x for t in terms for x in leaves(t) if isinstance(x, Read)):
+            elements = prod(view.sizes[d] for d in names_in(read))
+            size = itemsize(read.value.tensor.dtype)
+            total += min(elements * size, read.value.tensor.nbytes)
+        powers = {t for w in weights for t in _applied(w) if t.name in ("scalar.exp", "scalar.exp2")}
+        both = [r for r in view.reads if names_in(r) & set(view.rows) and names_in(r) & set(view.other)]
+        return cls(float(term_work(*weights)), len(both), len(powers), total, band(view))
+
+
+def _applied(term: Term) -> Iterator[Apply]:
+    if isinstance(term, Apply):
+        yield term
+        for a in term.args:
+            yield from _applied(a)
+
+
+def _work(view: PairView, plan: PairParameters, least_bytes: int, maps: _Maps) -> PairWork:
+    """The work of a block with these parameters."""
+    tiles = pair_tiles(view, plan)
+    size = itemsize(view.dtype)
+    staged = sum(prod(x.shape) for x in tiles.own)
+    staged += plan.slots(view) * sum(prod(x.shape) for x in tiles.others)
+    widths = tuple(view.size(s.width) for s in view.sums)
+    result = plan.rows * (max(padded(n, MMA_N) for n in widths) + 8) * 4
+    return PairWork(
+        batches=view.size(view.batch),
+        own=view.own,
+        others=view.others,
+        inner=tuple(view.sizes[p.inner] for p in view.products),
+        widths=widths,
+        dtype=view.dtype,
+        rows=plan.rows,
+        tile=plan.tile,
+        warps=plan.warps,
+        held=plan.held,
+        shared_bytes=max(staged * size, result),
+        least_bytes=least_bytes,
+        moved_bytes=maps.moved_bytes,
+        fetched_bytes=size * plan.tile * sum(view.size(x.inner) for x in tiles.others),
+        own_bytes=size * plan.rows * sum(view.size(x.inner) for x in tiles.own),
+        map_work=maps.work,
+        map_reads=maps.reads,
+        powers=maps.powers,
+        ahead_bytes=_ahead_bytes(view, plan),
+        seen=_seen(view, plan, maps.band),
+        copy_bytes=_copy_bytes(tiles, size),
+    )
+
+
+def _copy_bytes(tiles: PairTiles, size: int) -> int:
+    return min(x.lanes * size for x in tiles.others)
+
+
+def _ahead_bytes(view: PairView, plan: PairParameters) -> int:
+    """Bytes of parameters that a thread holds: by row for all tiles, by others for one."""
+    total = 0
+    for read in view.reads:
+        names = names_in(read)
+        each = itemsize(read.value.tensor.dtype)
+        columns = plan.tile // MMA_N * 2
+        if not names & set(view.other):
+            total += 4 * (2 * plan.row_tiles if names & set(view.rows) else 1)
+        elif not names & set(view.rows) and columns <= MOST_AHEAD:
+            total += each * columns
+    return total
+
+
+def _seen(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) -> float:
+    """Return the share of all tiles of others of all warps that make pairs which count."""
+    limits = block_band(view, plan, limits)
+    tiles = plan.tiles(view)
+    if limits is None or tiles == 1:
+        return 1.0
+    rows, others = view.sizes[view.rows[-1]], view.sizes[view.other[-1]]
+    each = plan.rows // plan.warps
+    first = np.arange(0, view.own, each)[:, None] % rows
+    start = np.arange(0, view.others, plan.tile)[None, :] % others
+    least, most = limits
+    counted = (start <= first + each - 1 + most) & (start + plan.tile - 1 >= first + least)
+    return float(counted.mean())
+
+
+def _plans(view: PairView) -> Iterator[PairParameters]:
+    """Every sensible combination of tiles, warps and stages."""
+    own, others = padded(view.own, MMA_M), padded(view.others, TILES[0])
+    for rows, tile, warps, held in product(ROWS, TILES, WARPS, (False, True)):
+        if rows % (MMA_M * warps) or rows // warps // MMA_M > MOST_ROW_TILES:
+            continue
+        if rows >= 2 * own or tile > others:
+            continue
+        tiles = -(-view.others // tile)
+        for stages in STAGES:
+            if stages <= tiles and (stages > 1 or tiles == 1):
+                yield PairParameters(rows, tile, warps, stages, held)

@@ -1,0 +1,98 @@
+"""The weights of pairs: computed from products at the elements of fragments, by row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tilewright.ir import Expr, Sym, Value
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
+from tilewright.passes.analysis.terms import Read, Term, names_in, peeled
+from tilewright.passes.kernels.attention.term_writer import TermWriter
+from tilewright.passes.kernels.pair_sums.parameters import PairParameters
+from tilewright.passes.kernels.pair_sums.view import PairView
+from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: elements of one parameter that a thread reads before it needs them, at most
+MOST_AHEAD = 16
+
+_At = tuple[Expr, ...]
+
+
+class WeightMaps:
+    """Weights of a warp's rows, from products in fragments; first: the warp's first row."""
+
+    def __init__(
+        self, w: Writer, view: PairView, plan: PairParameters, first: Expr, batch: Mapping[str, Expr]
+    ) -> None:
+        self.w, self.view, self.plan = w, view, plan
+        self.first, self.batch = first, dict(batch)
+        self.shape = (plan.row_tiles, plan.tile // MMA_N, 2, 2)
+        self.rows: dict[Read, Value] = {}
+        self.ahead: dict[Read, Value] = {}
+
+    def read_rows(self) -> None:
+        """Read what depends on rows alone to registers, once."""
+        for read in self.view.reads:
+            if not names_in(read) & set(self.view.other):
+                self.rows[read] = self._read(read, 0)
+
+    def read_others(self, tile: Expr) -> None:
+        """Read what depends on others alone to registers, before the products that hide the wait."""
+        self.ahead = {}
+        for read in self.view.reads:
+            names = names_in(read)
+            few = self.shape[1] * self.shape[3] <= MOST_AHEAD
+            if names & set(self.view.other) and not names & set(self.view.rows) and few:
+                self.ahead[read] = self._read(read, tile)
+
+    def _read(self, read: Read, tile: Expr) -> Value:
+        w, extents = self.w, self._extents(read)
+        registers = w.alloc(extents, read.value.tensor.dtype, "reg", "read")
+        with w.loops("i", extents, unroll=1) as at:
+            env, mask = self._place(at, tile, names_in(read))
+            w.store(TermWriter(w, env, mask=mask).value(read), registers, at)
+        return registers
+
+    def apply(self, pairs: Sequence[Value], tile: Expr) -> None:
+        """Replace products by the weights of sums: those of sum number i take the place of product i."""
+        w, view = self.w, self.view
+        terms = [peeled(s.weight) for s in view.sums]  # rounded as they become factors
+        names = set().union(*map(names_in, terms))
+        with w.loops("s", self.shape, unroll=1) as at:
+            env, mask = self._place(at, tile, names)
+            known: dict[Term, Value] = {
+                p.leaf: w.b.value("thread.get_fragment", v, item=at[:2], at=at[2:])
+                for p, v in zip(view.products, pairs, strict=True)
+            }
+            for read, registers in {**self.rows, **self.ahead}.items():
+                sizes = registers.tensor.shape
+                known[read] = w.load(
+                    registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
+                )
+            writer = TermWriter(w, env, known, mask)
+            values = [writer.value(t) for t in terms]
+            for value, target in zip(values, pairs, strict=False):
+                if value.type.dtype != "f32":
+                    value = w.b.value("scalar.cast", value, dtype="f32")
+                w.b.do("thread.set_fragment", value, target, item=at[:2], at=at[2:])
+
+    def _extents(self, read: Read) -> tuple[int, ...]:
+        """The number of the thread's elements that read different values, per dimension of `shape`."""
+        names = names_in(read)
+        rows, others = bool(names & set(self.view.rows)), bool(names & set(self.view.other))
+        return tuple(n if (others if i % 2 else rows) else 1 for i, n in enumerate(self.shape))
+
+    def _place(self, at: _At, tile: Expr, names: set[str]) -> tuple[dict[str, Expr], Mask]:
+        """The symbols of terms at an element, and where parameters with these dimensions exist."""
+        w, view = self.w, self.view
+        inside = at[0] * MMA_M + at[2] * (MMA_M // 2) + Sym("tid") % WARP // 4
+        row = w.simple(self.first + inside)
+        column = at[1] * MMA_N + Sym("tid") % 4 * 2 + at[3]
+        other = w.simple(tile * self.plan.tile + column)
+        env: dict[str, Expr] = dict(self.batch)
+        mask: Mask = ()
+        for dims, where, count in ((view.rows, row, view.own), (view.other, other, view.others)):
+            env.update(zip(dims, w.unravel(where, [view.sizes[d] for d in dims]), strict=True))
+            if names & set(dims):
+                mask += w.below(where, count)
+        return env, mask
