@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.ir import InputError
 from tilewright.tools.foreign.entry import Feed, image, tokens
+from tilewright.tools.foreign_bench.weights import undrawn
 
 #: how many networks are drawn
 DRAWN = 10
@@ -34,10 +35,11 @@ class TimedNetwork:
     via: str = "export"
 
     def build(self) -> Any:
-        """The network in evaluation mode, with the weights that PyTorch starts from."""
+        """The network in evaluation mode; what PyTorch would draw at random is left for `weights.fill`."""
         module, _, name = self.kind.partition(".")
-        made = getattr(import_module(f"tilewright.tools.foreign_bench.{module}"), name)(**self.options)
-        return made.eval().requires_grad_(False)
+        kind = getattr(import_module(f"tilewright.tools.foreign_bench.{module}"), name)
+        with undrawn():
+            return kind(**self.options).eval().requires_grad_(False)
 
     def inputs(self, batch: int, seed: int) -> list[np.ndarray]:
         """Seeded arrays; a larger batch begins with the samples of a smaller one. Integers have 64 bits."""

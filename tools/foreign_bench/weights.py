@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+
+#: what PyTorch draws weights with, by name in torch.nn.init
+_DRAWING = ("kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "uniform_", "normal_")
+
+
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Let layers that are made meanwhile begin with zeros: drawing large weights twice takes seconds."""
+    init = import_module("torch").nn.init
+    before = {name: getattr(init, name) for name in _DRAWING}
+    try:
+        for name in _DRAWING:
+            setattr(init, name, _zeros)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(init, name, function)
+
+
+def _zeros(tensor: Any, *_args: Any, **_options: Any) -> Any:
+    tensor.data.zero_()
+    return tensor
 
 
 def fill(network: Any, seed: int = 0) -> None:
