@@ -32,6 +32,7 @@ from tilewright.passes.kernels.matrix.space import (
     matrix_space,
     matrix_space_of,
     raster_of,
+    registers_of,
     shared_bytes,
 )
 from tilewright.passes.kernels.registry import least_s
@@ -51,6 +52,7 @@ def gemm_problem(m: int, n: int, k: int, size: int = 2, batch: int = 1) -> Matri
 PROBLEMS = {
     "square": gemm_problem(4096, 4096, 4096),
     "tf32": gemm_problem(2048, 2048, 2048, 4),
+    "split": replace(gemm_problem(2048, 2048, 2048, 4), split=True),
     "skinny": gemm_problem(128, 768, 768),
     "batch": gemm_problem(128, 128, 64, batch=96),
     "image": MatrixProblem(1, 3136, 64, 64, 9, 2, 401408, 73728, 401408, fetched=0.976),
@@ -111,6 +113,19 @@ def test_warpgroups_are_taken_where_a_device_has_them():
     assert by_columns.estimate_s == pytest.approx(choose_matrix(problem, H100).estimate_s, rel=0.05)
     wide = choose_matrix(replace(PROBLEMS["tf32"], second_rows=False), H100)
     assert wide.parameters.engine == "mma"
+
+
+def test_split_factors_cost_six_products():
+    """Of 16-bit factors, beside what splits them; warpgroups take no short sums of them."""
+    split = choose_matrix(PROBLEMS["split"], H100)
+    narrow = choose_matrix(gemm_problem(2048, 2048, 2048), H100)
+    assert split.parameters.engine == "wgmma"
+    assert 4 * narrow.estimate_s < split.estimate_s < 12 * narrow.estimate_s
+    short = replace(PROBLEMS["split"], channel=128)
+    assert choose_matrix(short, H100).parameters.engine == "mma"
+    space = matrix_space(PROBLEMS["split"], H100)
+    assert (space.k % 16 == 0).all()
+    assert (registers_of(PROBLEMS["split"], space) <= 255).all()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90", "sm_100a", "sm_120"])
