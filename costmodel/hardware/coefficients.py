@@ -101,10 +101,11 @@ class MatrixCoefficients:
     warpgroup_overlapped_clk: float
     warpgroup_clk: float
     warpgroup_registers_clk: float
-    #: the same where other warps copy, bytes that the copy engine brings a multiprocessor from the L2, and
-    #: cycles of a team between the last multiplication of a tile and the first one of its next tile, beside
-    #: those of the results
+    #: the same where other warps copy, and where besides a single warpgroup multiplies at a time; bytes that
+    #: the copy engine brings a multiprocessor from the L2; cycles of a team between the last multiplication
+    #: of a tile and the first one of its next tile, beside those of the results
     role_share: float
+    role_alone_share: float
     role_bytes_per_sm_per_clk: float
     role_turn_clk: float
     #: by which share warpgroups wait longer for late copies where a ring has fewer stages than usual

@@ -14,6 +14,7 @@ from tilewright.ir.hardware_facts import (
     MMA_N,
     SECTOR_BYTES,
     WARP,
+    WARPGROUP_WARPS,
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.kernels.matrix.bound import tensor_fma
@@ -77,12 +78,15 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     One team's results follow its loop; those of two are written while the other one multiplies.
     """
     fit, size = hardware.matrix, problem.element_bytes
-    multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * fit.role_share)
+    share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
+    multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * share)
     fetched = (space.m * problem.fetched + space.n / space.cluster) * space.k * size
     fetch = fetched / fit.role_bytes_per_sm_per_clk
     port = shared_rows(problem, space) * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     around = (fit.fetch_clk + multiply) / space.stages
-    loop = chunks_of(problem, space) * np.maximum.reduce([multiply, port, fetch, around])
+    late = 1.0 + fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
+    cycle = np.maximum.reduce([multiply * late, port, fetch, around]) + fit.exposed_share * fetch
+    loop = chunks_of(problem, space) * cycle
     results = fit.role_turn_clk + _epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
     tiles = blocks_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
