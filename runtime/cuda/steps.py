@@ -29,8 +29,9 @@ SLOTS = 3
 OVERLAP_BYTES = 256 << 10
 #: inputs of so many bytes are copied to pinned memory by several threads; to wake them takes tens of us
 THREADS_BYTES = 2 << 20
-#: the caller's among them: of an H200's host, four copy 4 MB in 90 us, one in 260, eight in 250
-COPYING_THREADS = 4
+#: the caller's among them: with 4 MB of inputs a step costs the host of an H200 345 us by one thread, 270 by
+#: two, 300 by four
+COPYING_THREADS = 2
 
 
 class Replay(Protocol):
