@@ -17,7 +17,7 @@ from tilewright.tuning.kernels.search_space import search_space
 TARGET = resolve_target("cuda:sm_90a")
 
 
-def dense_kernel(rows=64, columns=64, depth=256, dtype="f32"):
+def dense_kernel(rows=64, columns=64, depth=256, dtype="f32", precision="fp32"):
     """The tensor-level contraction of a dense layer, parameters chosen by the model."""
     module = tw.parse(
         f"module @m {{ graph.func @main(%x: {dtype}[{rows}, {depth}], %w: {dtype}[{columns}, {depth}])"
@@ -25,7 +25,7 @@ def dense_kernel(rows=64, columns=64, depth=256, dtype="f32"):
         " graph.return(%0) } }"
     )
     found = []
-    lower(module, TARGET, choose=lambda m: found.append(m) or m)
+    lower(module, TARGET, precision=precision, choose=lambda m: found.append(m) or m)
     return next(f for f in found[0].funcs if template(f) in ("contract", "matrix"))
 
 

@@ -26,7 +26,8 @@ L2 = TARGET.hardware.l2_bytes
 
 @pytest.fixture(scope="module")
 def kernel():
-    return dense_kernel(16, 512, 1024)
+    """A product on the lanes, which prefetches weights that are in DRAM."""
+    return dense_kernel(16, 512, 1024, precision="fp32-strict")
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_the_rule_is_that_of_the_network(measurer):
         measurer.network(module)
         assert measurer.cold_weights == cold
         tensor = []
-        lower(module, TARGET, choose=lambda m, found=tensor: found.append(m) or m)
+        lower(module, TARGET, precision="fp32-strict", choose=lambda m, found=tensor: found.append(m) or m)
         assert weights_leave_l2(tensor[0], TARGET.hardware) == cold
         assert not weights_leave_l2(module, resolve_target("opencl").hardware)
         plan = network_plan(tensor[0], TARGET)
