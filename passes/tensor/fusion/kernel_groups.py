@@ -426,7 +426,7 @@ def _has_few_rows(op: Op, g: KernelGroup) -> bool:
 
 
 def _extents(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return _wide(dims(op, "par")), _wide(dims(op, "red"))
+    return tuple(dims(op, "par").values()), _wide(dims(op, "red"))
 
 
 def _lies_across(op: Op, columns: Mapping[str, int]) -> bool:
