@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from codegen_samples import run
+from codegen_samples import device, plan_of, run
 from decision_samples import with_template
 from matrix_samples import (
     CAST,
@@ -21,10 +21,12 @@ from matrix_samples import (
     view_of,
 )
 
+from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import Func, InputError, Module, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.runtime.errors import DeviceError
 
 pytestmark = pytest.mark.emulator
 
@@ -195,3 +197,38 @@ def test_large_tiles_stay_in_registers(tiles, more):
 def test_impossible_roles_are_refused(more, message):
     with pytest.raises(InputError, match=message):
         by_roles(gemm("f16", 64, 64, 64), 64, 32, 64, 4, 1, 3, **more)
+
+
+def faulty(old: str, new: str) -> np.ndarray:
+    """The result of a product by roles on the emulator, after its C text was changed on purpose."""
+    kernel = gemm("f16", 70, 40, 200)
+    emitted = emit_cuda(by_roles(kernel, 64, 32, 64, 4, 1, 2, blocks=1))
+    assert old in emitted.source
+    plan = plan_of(replace(emitted, source=emitted.source.replace(old, new)))
+    with device("emulator").load(plan, {}) as loaded:
+        (got,) = loaded.run(inputs_of(kernel))
+    return got
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tw_publish_shared();", "", "reads what thread \\d+ copied with no fence between"),
+        ("tw_mbarrier_wait(&ring[1]", "tw_mbarrier_wait(&ring[0]", "stuck|arrivals"),
+        ("tw_mbarrier_arrive_copies(&ring[0]", "tw_mbarrier_arrive(&ring[0]", ""),
+        ("tw_mbarrier_arrive_warpgroup(&ring[1]", "(void)(&ring[1]", "stuck: role copy"),
+    ],
+    ids=["no fence", "another barrier", "copies not waited for", "a release dropped"],
+)
+def test_faults_of_emitted_text_are_found(old, new, message):
+    if not message:
+        assert np.isnan(faulty(old, new)).any()
+        return
+    with pytest.raises(DeviceError, match=message):
+        faulty(old, new)
+
+
+def test_too_few_slots_are_refused():
+    """A chunk is given back when the next one has been received, which takes a second slot."""
+    with pytest.raises(InputError, match=r"role multiply waits to receive item 1 .* holds all 1 slots"):
+        by_roles(gemm("f16", 70, 40, 200), 64, 32, 64, 4, 1, 1)
