@@ -103,11 +103,13 @@ class MatrixCoefficients:
     warpgroup_registers_clk: float
     #: the same where other warps copy, and where besides a single warpgroup multiplies at a time; bytes that
     #: the copy engine brings a multiprocessor from the L2; cycles of a team between the last multiplication
-    #: of a tile and the first one of its next tile, beside those of the results
+    #: of a tile and the first one of its next tile, beside those of the results; the share of results of
+    #: one team that the multiplications of the other one wait for
     role_share: float
     role_alone_share: float
     role_bytes_per_sm_per_clk: float
     role_turn_clk: float
+    role_beside_share: float
     #: by which share warpgroups wait longer for late copies where a ring has fewer stages than usual
     short_ring_share: float
     usual_stages: int

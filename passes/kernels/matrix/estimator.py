@@ -46,12 +46,10 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
     busy_s = busy_clk / hardware.clock_hz
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    # By roles, copies of later tiles are always on their way.
+    alone = np.where(space.by_roles, 0.0, fit.exposed_alone_share / resident)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
-    seconds = (
-        hardware.contract.launch_s
-        + longest
-        + (fit.exposed_share + fit.exposed_alone_share / resident) * shorter
-    )
+    seconds = hardware.contract.launch_s + longest + (fit.exposed_share + alone) * shorter
     return np.asarray(np.where(fits > 0, seconds, np.inf))
 
 
@@ -75,7 +73,8 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
 
     A chunk takes the maximum cycle ratio of the ring (`costmodel.kernels.cycle_ratio`): tensor cores, shared
     memory, the path of copies, or the way from a slot's release to the next over as many chunks as slots.
-    One team's results follow its loop; those of two are written while the other one multiplies.
+    One team's results follow its loop; those of two are written while the other one multiplies, which they
+    slow down by a share of their own cycles.
     """
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
@@ -91,8 +90,9 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     tiles = blocks_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
     alone = turns * (loop + results)
-    by_turns = np.maximum(turns * loop, (loop + results) * turns / 2) + results
-    return np.asarray(fit.block_clk + fit.fetch_clk + np.where(space.teams > 1, by_turns, alone))
+    beside = loop + fit.role_beside_share * results
+    by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
+    return np.asarray(fit.fetch_clk + np.where(space.teams > 1, by_turns, alone))
 
 
 def _epilogue_clk(
