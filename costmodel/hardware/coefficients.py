@@ -117,6 +117,8 @@ class MatrixCoefficients:
     #: pieces to the next of the same sums
     split_instructions: float
     split_latency_clk: float
+    #: share of the speed that all other coefficients together let expect of such kernels
+    split_share: float
     #: share of the shorter of work and traffic that the longer does not hide: beside other blocks, and what a
     #: block that has the multiprocessor for itself adds to it. Also of attention
     exposed_share: float

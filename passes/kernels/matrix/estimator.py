@@ -44,7 +44,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = rounds * _round_clk(problem, space, hardware, resident)
     busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
-    busy_s = busy_clk / hardware.clock_hz
+    busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if problem.split else 1.0))
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     # By roles, copies of later tiles are always on their way.
     alone = np.where(space.by_roles, 0.0, fit.exposed_alone_share / resident)
