@@ -1,0 +1,90 @@
+"""Estimates of convolutions against kernels timed on an H200: the chosen one is nearly the fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from matrix_samples import matrix_parameters, product, view_of
+
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import Func
+from tilewright.passes.kernels.matrix.choice import likely_matrix
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.parameters import MatrixParameters
+from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.space import matrix_space_of
+
+#: tile, warps along m, stages and teams; 0 teams: all warps copy and multiply
+POINTS = {
+    "old 64": ((128, 64, 64), 4, 4, 0),
+    "old 128": ((128, 128, 64), 4, 4, 0),
+    "both 64": ((256, 64, 64), 8, 4, 1),
+    "both 128": ((128, 128, 64), 8, 4, 1),
+    "both 256": ((128, 256, 64), 8, 4, 1),
+    "tall": ((256, 128, 64), 8, 4, 1),
+    "turns 64": ((128, 64, 64), 4, 5, 2),
+    "turns 128": ((128, 128, 64), 4, 5, 2),
+}
+#: images, extent, channels, filters, taps, stride, dilation: microseconds with bias and ReLU in f16
+CONVOLUTIONS = {
+    (64, 56, 64, 64, 3, 1, 1): {"old 64": 46.4, "both 64": 39.3, "turns 64": 38.1},
+    (64, 28, 128, 128, 3, 1, 1): {"old 128": 32.4, "both 128": 25.3, "tall": 30.3, "turns 128": 23.9},
+    (64, 14, 256, 256, 3, 1, 1): {"old 128": 38.9, "both 128": 28.2, "tall": 26.6, "turns 128": 27.5},
+    (64, 7, 512, 512, 3, 1, 1): {"old 128": 42.9, "both 128": 26.0, "tall": 47.8},
+    (64, 56, 128, 128, 3, 2, 1): {"old 128": 39.8, "both 128": 30.2, "tall": 33.9, "turns 128": 28.7},
+    (64, 56, 256, 512, 1, 2, 1): {"old 128": 52.4, "both 256": 34.4, "turns 128": 31.9},
+    (64, 28, 128, 128, 3, 1, 2): {"old 128": 32.4, "both 128": 25.5, "turns 128": 23.7},
+    (8, 64, 320, 320, 3, 1, 1): {"old 128": 158.2, "both 128": 122.0, "both 256": 198.8, "turns 128": 103.6},
+}  # fmt: skip
+
+
+def windows(n: int, hw: int, c: int, k: int, f: int, stride: int, dilation: int) -> Func:
+    """A convolution with bias and ReLU, channels last."""
+    reach = (f - 1) * dilation
+    pad, out = reach // 2, (hw - 1) // stride + 1
+    y, x = f"y * {stride} + r * {dilation} - {pad}", f"x * {stride} + s * {dilation} - {pad}"
+    par = f"n: {n}, y: {out}, x: {out}, k: {k}"
+    result = f"f16[{n}, {out}, {out}, {k}]"
+    relu = f"""%y = tensor.map(%p, %bias, par = ({par}), reads = [[n, y, x, k], [k]]) : {result} {{
+      ^(%1: f32, %2: f32)
+      %3 = scalar.add(%1, %2) : f32
+      %4 = scalar.const(value = 0.0, dtype = "f32") : f32
+      %5 = scalar.max(%3, %4) : f32
+      %6 = scalar.cast(%5, dtype = "f16") : f16
+      scalar.yield(%6)
+    }}"""
+    return product(
+        "f16", (f"{n}, {hw}, {hw}, {c}", f"{k}, {f}, {f}, {c}"), par, f"c: {c}, r: {f}, s: {f}",
+        (f"[n, {y}, {x}, c]", "[k, r, s, c]"), fill="[0.0, none]" if pad else "[none, none]", result="f16",
+        epilogue=relu, extra=(f"%bias: f32[{k}]",),
+    )  # fmt: skip
+
+
+def point(name: str, channel: str) -> MatrixParameters:
+    tile, warps, stages, teams = POINTS[name]
+    p = matrix_parameters(*tile, warps, 1, stages, channel, engine="wgmma")
+    return replace(p, copiers=4, teams=teams, blocks=132, transport="engine") if teams else p
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_what_the_estimate_chooses_is_nearly_the_fastest(shape):
+    times = CONVOLUTIONS[shape]
+    kernel = windows(*shape)
+    view = view_of(kernel)
+    problem = matrix_problem(kernel, view)
+    assert problem.boxes
+    space = matrix_space_of(*(point(name, view.channel) for name in times))
+    hardware = resolve_target("cuda:sm_90a", with_calibration=False).hardware
+    estimates = estimate_matrix(problem, space, hardware)  # type: ignore[arg-type]
+    chosen = min(zip(estimates, times, strict=True))[1]
+    assert times[chosen] <= 1.1 * min(times.values()), (chosen, estimates * 1e6)
+
+
+@pytest.mark.parametrize("shape", CONVOLUTIONS)
+def test_among_all_points_the_estimate_is_near_what_was_measured(shape):
+    kernel = windows(*shape)
+    hardware = resolve_target("cuda:sm_90a", with_calibration=False).hardware
+    (choice,) = likely_matrix(matrix_problem(kernel, view_of(kernel)), hardware, 1)  # type: ignore[arg-type]
+    assert choice.estimate_s * 1e6 == pytest.approx(min(CONVOLUTIONS[shape].values()), rel=0.2)
+    assert choice.parameters.copiers or shape == (64, 14, 256, 256, 3, 1, 1)
