@@ -25,7 +25,7 @@ SCALE = 2.0**16
 GROUP = 8
 #: tiles of float32 of either factor, two of which become one tile of pieces
 _TILES: dict[tuple[int, ...], tuple[int, ...]] = {(16, 8): (16, 16), (8, 8): (16, 8)}
-_WARP = frozenset({"read", "write", "warp"})
+_WARP_ACCESS = frozenset({"read", "write", "warp"})
 
 
 def _infer_split(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -50,7 +50,7 @@ define(
     attrs={"item": AttrDef("exprs", (), "index of the tile among the dimensions between")},
     results=0,
     infer=_infer_split,
-    effects=_WARP,
+    effects=_WARP_ACCESS,
 )
 
 
