@@ -188,6 +188,9 @@ def test_every_constant_is_read() -> None:
 #: code that is generated, when a search gives up, and what a decision must gain to be worth its risk
 NO_COEFFICIENTS = {
     *(
+        "_CACHED_SHARE",
+        "_COPY_INSTRUCTIONS",
+        "_TEST_INSTRUCTIONS",
         "CLEARLY",
         "COMPUTED_REGISTERS",
         "COPIED_REGISTERS",

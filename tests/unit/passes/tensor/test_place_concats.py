@@ -42,8 +42,8 @@ def plans_of(module, monkeypatch):
     """Plans without and with the passes."""
     with monkeypatch.context() as patched:
         patched.setattr(pipelines, "TENSOR", WITHOUT)
-        before = plan_of(module)
-    return before, plan_of(module)
+        before = plan_of(module, precision="fp32-strict")
+    return before, plan_of(module, precision="fp32-strict")
 
 
 @pytest.mark.parametrize("seed", [0, 8, 21])
