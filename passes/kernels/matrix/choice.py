@@ -27,6 +27,8 @@ from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
+#: the same of roles, against warps that all do the same
+ROLES_GAIN = 0.96
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
@@ -45,9 +47,12 @@ def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> ParameterCho
 def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
     """The point with the smallest estimate; the bound, then enumeration order, break ties.
 
-    Several sets of warps are taken only where the gain is clear.
+    Several sets of warps, and roles, are taken only where the gain is clear.
     """
     order = np.lexsort((bounds.seconds, estimates))
+    alike = order[~space.by_roles[order]]
+    if len(alike) and estimates[order[0]] > ROLES_GAIN * estimates[alike[0]]:
+        order = alike
     best, single = int(order[0]), order[space.warps_k[order] == 1]
     if len(single) and estimates[best] > SETS_GAIN * estimates[single[0]]:
         return int(single[0])

@@ -46,8 +46,10 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
     busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if problem.split else 1.0))
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    # By roles, copies of later tiles are always on their way.
-    alone = np.where(space.by_roles, 0.0, fit.exposed_alone_share / resident)
+    # A multiprocessor has one block by roles, whose copies are always on their way; but what it reads and
+    # writes beside them waits for memory, as far as the L2 does not hold it.
+    beyond = max(0.0, 1.0 - hardware.l2_bytes / max(1.0, problem.compulsory_bytes))
+    alone = np.where(space.by_roles, fit.exposed_alone_share * beyond, fit.exposed_alone_share / resident)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
     seconds = hardware.contract.launch_s + longest + (fit.exposed_share + alone) * shorter
     return np.asarray(np.where(fits > 0, seconds, np.inf))

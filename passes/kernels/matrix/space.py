@@ -54,6 +54,9 @@ SUM_PAD_WORDS = 8
 MAX_SUMS, MOST_GROUP_SUMS = 128, 192
 #: warps that copy; a kernel's registers per thread at most as it is launched
 ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
+#: sums of a thread by roles at least, and tiles per so many multiprocessors
+LEAST_ROLE_SUMS = 64
+LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
 #: bytes through which a warp brings some of its sums into rows (`roles`), and of a block's barriers
 STAGING_BYTES, ROLE_BARRIER_BYTES = 16 * (32 + 8) * 4, 256
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
@@ -299,6 +302,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         (space.k * problem.element_bytes == ROW_BYTES[-1])
         & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
         & (tiles_m % space.cluster == 0)
+        # Nothing smaller was measured: they take a multiprocessor each, and have much to do there.
+        & (sums >= LEAST_ROLE_SUMS * WARP * space.team_warps)
+        & (PER_MULTIPROCESSORS * blocks_of(problem, space) >= LEAST_ROLE_TILES * hardware.sm_count)
     )
     found &= (registers <= hardware.max_registers_per_thread) & (
         registers * threads <= hardware.registers_per_sm

@@ -202,6 +202,7 @@ NO_COEFFICIENTS = {
     *(
         "LOAD_COST",
         "RESIDENT_SHARE",
+        "ROLES_GAIN",
         "SETS_GAIN",
         "TIMER_NOISE",
         "_LEAST_GAIN",
