@@ -107,7 +107,8 @@ def _evaluate(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray
         lse = (largest + np.log(total))[..., 0]
     # weights are rounded as products of 16 bits read them
     out = np.matmul(weights.astype(dtype).astype(v.dtype), v)
-    return [out.astype(dtype, copy=False), lse]
+    # values of more batches than the scores repeat them
+    return [out.astype(dtype, copy=False), np.array(np.broadcast_to(lse, out.shape[:-1]))]
 
 
 def _evaluate_backward(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
