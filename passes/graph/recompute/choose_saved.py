@@ -35,7 +35,9 @@ SEGMENTS = (1, 2, 4, 8, 16)
 FEW_OPS = 200
 #: share by which estimates of whole steps differ from what is measured, about: within it the model does not
 #: say which choice is faster
-ESTIMATE_ERROR = 0.1
+ESTIMATE_ERROR = 0.15
+#: per cent of memory that one per cent of time is worth within that error
+TIME_WORTH = 4
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 
@@ -56,7 +58,7 @@ def choose_saved(
 
     Functions without a backward pass (attribute `loss`) stay as they are. checkpoint: `auto` takes the choice
     of the least seconds by the cost model, which is one minimum cut, or saves everything; of choices whose
-    seconds differ by less than the model's error, that of the least seconds times peak of memory. `none`
+    seconds differ by less than the model's error, one that takes much less memory (`TIME_WORTH`). `none`
     saves everything. `blocks` keeps what the blocks of the network hand on and computes their insides again,
     in as many blocks as give the lowest peak of memory. memory_budget: bytes of parameters, state, constants
     and everything else on the device at most, 0 for any number: the choice of the least seconds that keeps to
@@ -165,11 +167,11 @@ class _Choices:
         return min(self.candidates(), key=lambda c: c.view.seconds)
 
     def balanced(self) -> _Choice:
-        """Of the candidates about as fast as the fastest, that of the least seconds times peak bytes."""
+        """Of the candidates about as fast as the fastest, the one whose memory is worth its time."""
         candidates = list(self.candidates())
         most = (1 + ESTIMATE_ERROR) * min(c.view.seconds for c in candidates)
         equal = [c for c in candidates if c.view.seconds <= most]
-        return min(equal, key=lambda c: c.view.seconds * c.view.peak_bytes)
+        return min(equal, key=lambda c: c.view.seconds**TIME_WORTH * c.view.peak_bytes)
 
     def by_segments(self) -> Iterator[_Choice]:
         """Choices that save the inputs of segments and compute all else again."""
