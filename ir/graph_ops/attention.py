@@ -78,7 +78,7 @@ def _infer_backward(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 
 
 def _scores(q: np.ndarray, k: np.ndarray, others: Mapping[str, np.ndarray], attrs: Attrs) -> np.ndarray:
-    """What softmax is taken of."""
+    """Return the scores, of which softmax is taken."""
     scores = np.matmul(q, np.swapaxes(k, -1, -2)) * np.asarray(attrs["scale"], q.dtype)
     if BIAS in others:
         scores = scores + others[BIAS].astype(scores.dtype)

@@ -88,7 +88,7 @@ class _Expansion:
         return x[:count], dict(zip(map(str, names), x[count:], strict=True))
 
     def scores(self, op: Op, q: Tensor, k: Tensor, others: dict[str, Tensor]) -> Tensor:
-        """What softmax is taken of, in the dtype of sums."""
+        """Return the scores, of which softmax is taken, in the dtype of sums."""
         acc = accumulator_dtype(q.dtype)
         out = self.product(q, k, transpose_b=True, wide=True)
         if op["scale"] != 1.0:

@@ -69,7 +69,7 @@ class _Walk:
         return None
 
     def unshaped(self, v: Value) -> Value:
-        """What a value is a reshape of that leaves its matrices as they are."""
+        """Return the value that this one is a reshape of, where that leaves its matrices as they are."""
         op = self.maker(v)
         while op is not None and op.name == "graph.reshape" and _same_matrices(op.operands[0], v):
             v = op.operands[0]

@@ -17,6 +17,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in
+from tilewright.passes.kernels.attention.blocks import products_per_clk, residents
 from tilewright.passes.kernels.attention.parameters import (
     KEY_STEP,
     AttentionParameters,
@@ -30,9 +31,6 @@ from tilewright.passes.kernels.attention.work import (
     AttentionWork,
     bound_attention,
     estimate_attention,
-    most_resident,
-    products_per_clk,
-    resident_attention,
 )
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
@@ -74,12 +72,10 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     points = []
     for plan in _plans(view):
         work = attention_work(view, plan, least, furthest)
-        free = resident_attention(work, hardware)
-        for resident in {1, most_resident(work, hardware)}:
-            if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
-                limited = replace(work, resident=resident)
-                seconds = estimate_attention(limited, hardware)
-                points.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
+        for resident in residents(work, hardware):
+            limited = replace(work, resident=resident)
+            seconds = estimate_attention(limited, hardware)
+            points.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
     return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 

@@ -23,6 +23,7 @@ from tilewright.passes.kernels.attention.parameters import (
     padded,
     width_tiles,
 )
+from tilewright.passes.kernels.attention.ring import TileRing
 from tilewright.passes.kernels.attention.scores import ScoreMaps
 from tilewright.passes.kernels.attention.stage import StagedTile, TileLayout
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
@@ -48,13 +49,12 @@ class _Attention:
         self.depth = depth_of(view.dtype)
         self.rounding = "tf32" if view.dtype == "f32" else ""
         self.tiles, self.slots = plan.tiles(view), plan.slots(view)
-        #: tiles of keys fetched before the first one is multiplied
-        self.ahead = self.slots if self.slots == self.tiles else self.slots - 1
-        if not self.ahead:
-            raise InputError("expected at least 2 stages for several tiles of keys", where=f"@{kernel.name}")
         blocks, batch = -(-view.size(view.rows) // plan.rows), view.size(view.batch)
         on_z = batch <= MAX_GRID_YZ
         self.w = w = Writer(kernel, plan.threads, (blocks, 1, batch) if on_z else (blocks * batch, 1, 1))
+        self.ring = TileRing(w, self.tiles, self.slots, self._fetch)
+        if not self.ring.ahead:
+            raise InputError("expected at least 2 stages for several tiles of keys", where=f"@{kernel.name}")
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if on_z else x // blocks
         place = x if on_z else x % blocks
@@ -87,7 +87,7 @@ class _Attention:
             self._start()
             if not q.layout.lanes:  # computed while keys and values are on their way
                 q.fetch(0, self.origin)
-            self._arrive(self.ahead)
+            self.ring.arrive(self.ring.ahead)
             self.steps = padded(view.inner, self.depth) // self.depth
             self.q = w.alloc((plan.row_tiles, self.steps, MMA_M, self.depth), view.dtype, "frag", "q")
             self._load_queries(q)
@@ -97,8 +97,7 @@ class _Attention:
         with w.b.at(view.mixed.op.loc):
             rows = RowState(w, view, plan, self.warp_row, self.origin, self.batch)
             rows.normalise(self.mixed, self.largest, self.sums)
-            w.b.do("thread.async_wait", pending=0)
-            w.b.do("thread.barrier")
+            self.ring.arrive(0)
         result = ResultTile(view.sizes, view.rows, view.width, view.mixed, view.outputs)
         write_outputs(w, result, plan, self.mixed, self.origin, self.batch)
         lowered = w.finish()
@@ -114,10 +113,7 @@ class _Attention:
             self.v.fetch(0, 0)
             w.b.do("thread.async_commit")
             return
-        w.b.do("thread.async_commit")
-        for i in range(self.ahead):
-            self._fetch(i, i)
-            w.b.do("thread.async_commit")
+        self.ring.start()
 
     def _fetch(self, tile: Expr, slot: Expr) -> None:
         """Start copying a tile that there is and that some query of the block sees."""
@@ -134,19 +130,6 @@ class _Attention:
         last = first + (rows - 1 + self.reach)
         apart = self.w.simple(last - (tile * self.plan.keys + key))
         return self.w.bounds((apart,), (self.view.size(self.view.rows) + self.plan.rows + self.view.keys,))
-
-    def _arrive(self, pending: int) -> None:
-        self.w.b.do("thread.async_wait", pending=pending)
-        self.w.b.do("thread.barrier")
-
-    def _refill(self, tile: Expr) -> None:
-        """Start copying a later tile to the slot that the last iteration has read."""
-        w = self.w
-        if self.ahead < self.tiles:
-            later = w.simple(tile + self.ahead)
-            self._fetch(later, w.simple(later % self.slots))
-        if self.ahead < self.tiles or self.ahead > 1:
-            w.b.do("thread.async_commit")
 
     # -- registers -------------------------------------------------------------------------------------------
     def _allocate(self) -> None:
@@ -185,8 +168,8 @@ class _Attention:
             maps.read_ahead()
             dropout.read_ahead()
         if self.tiles > 1:
-            self._arrive(self.ahead - 1)
-            self._refill(tile)
+            self.ring.arrive(self.ring.ahead - 1)
+            self.ring.refill(tile)
         with w.when(seen):
             if seen:
                 maps.read_ahead()
@@ -198,7 +181,7 @@ class _Attention:
             self._softmax()
             dropout.apply(self.scores)
             if self.tiles == 1:
-                self._arrive(0)
+                self.ring.arrive(0)
             self._multiply(self.v, slot, plan.part // self.depth, self._mix_step)
 
     def _multiply(

@@ -8,7 +8,6 @@ block take.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import Bound
@@ -18,32 +17,20 @@ from tilewright.ir.hardware_facts import (
     MMA_K_BYTES,
     MMA_M,
     MMA_N,
-    REGISTER_UNIT,
     WARP,
 )
+from tilewright.passes.kernels.attention.blocks import (
+    FACTOR_BYTES,
+    alone_clk,
+    block_seconds,
+    products_per_clk,
+)
 
-#: bytes of an element of the factors
-_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 #: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
 #: (compiled for sm_90a, heads of 64, 32 to 128 keys); more per tile of rows
 _REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS = 38, 28, 8
 #: registers more where values are loaded one by one: places of tiles of columns that swizzled rows tell apart
 _PLACE_REGISTERS = 8
-
-
-class BlockWork(Protocol):
-    """What of a kernel's blocks decides how many a multiprocessor holds."""
-
-    @property
-    def resident(self) -> int: ...
-    @property
-    def registers(self) -> int: ...
-    @property
-    def least_registers(self) -> int: ...
-    @property
-    def shared_bytes(self) -> int: ...
-    @property
-    def all_warps(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +94,7 @@ class AttentionWork:
     @property
     def element_bytes(self) -> int:
         """Bytes of an element of a factor."""
-        return _BYTES[self.dtype]
+        return FACTOR_BYTES[self.dtype]
 
     @property
     def depth(self) -> int:
@@ -162,77 +149,9 @@ class AttentionWork:
         return 2.0 * self.heads * self.queries * self.keys * (self.inner + self.width)
 
 
-def products_per_clk(dtype: str, hardware: GpuHardware) -> int:
-    """Products of factors of this type per multiprocessor and cycle at the peak of its tensor cores."""
-    narrow = _BYTES[dtype] == 2
-    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
-
-
-def resident_attention(work: BlockWork, hardware: GpuHardware) -> int:
-    """Blocks that fit one multiprocessor; 0 where none does, or where registers would be spilled."""
-    registers = work.registers
-    if work.resident > 1:
-        registers = min(registers, _allowed(work.resident, work, hardware))
-        if registers < work.least_registers:
-            return 0
-    if work.shared_bytes > hardware.smem_per_block_max_bytes:
-        return 0
-    if (
-        work.all_warps * WARP > hardware.max_threads_per_block
-        or registers > hardware.max_registers_per_thread
-    ):
-        return 0
-    schedulers = hardware.schedulers_per_sm
-    each = hardware.registers_per_sm // schedulers // (WARP * -(-registers // REGISTER_UNIT) * REGISTER_UNIT)
-    return min(_room(work, hardware), schedulers * each // work.all_warps)
-
-
-def most_resident(work: BlockWork, hardware: GpuHardware) -> int:
-    """Blocks that fit one multiprocessor where the compiler is told to save registers, without spills."""
-    found = 0
-    for n in range(1, _room(work, hardware) + 1):
-        if _allowed(n, work, hardware) >= work.least_registers:
-            found = n
-    return found
-
-
-def _room(work: BlockWork, hardware: GpuHardware) -> int:
-    """Blocks that fit one multiprocessor but for their registers."""
-    return min(
-        hardware.max_blocks_per_sm,
-        hardware.max_threads_per_sm // (work.all_warps * WARP),
-        hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes),
-    )
-
-
-def _allowed(resident: int, work: BlockWork, hardware: GpuHardware) -> int:
-    """Registers per thread with so many blocks, whose warps the schedulers share."""
-    warps = -(-resident * work.all_warps // hardware.schedulers_per_sm)
-    each = hardware.registers_per_sm // hardware.schedulers_per_sm // (WARP * warps)
-    return min(each // REGISTER_UNIT * REGISTER_UNIT, hardware.max_registers_per_thread)
-
-
 def estimate_attention(work: AttentionWork, hardware: GpuHardware) -> float:
     """Estimated seconds; inf where a block cannot be resident."""
-    fits = resident_attention(work, hardware)
-    if fits == 0 or not products_per_clk(work.dtype, hardware):
-        return float("inf")
-    per_sm = -(-work.blocks // hardware.sm_count)
-    resident = min(fits, per_sm)
-    rounds, rest = divmod(per_sm, resident)
-    busy_clk = rounds * _round_clk(resident, work, hardware)
-    if rest:
-        busy_clk += _round_clk(rest, work, hardware)
-    # where positions hide keys, blocks differ: the one that sees all of them starts first
-    full = replace(work, seen=1.0)
-    busy_clk = max(busy_clk, _round_clk(1, full, hardware))
-    busy_s = busy_clk / hardware.clock_hz
-    dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * hardware.attention.l2_efficiency)
-    traffic_s = max(dram_s, l2_s)
-    exposed = hardware.matrix.exposed_share + hardware.matrix.exposed_alone_share / resident
-    seconds = hardware.contract.launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
-    return seconds + hardware.matrix.exposed_share * min(dram_s, l2_s)
+    return block_seconds(work, replace(work, seen=1.0), _fetched(work), _round_clk, hardware)
 
 
 def _round_clk(resident: int, work: AttentionWork, hardware: GpuHardware) -> float:
@@ -302,12 +221,7 @@ def _fetched(work: AttentionWork) -> float:
 
 def _alone_clk(work: AttentionWork, hardware: GpuHardware) -> float:
     """Cycles of one tile of keys in a block that has the multiprocessor for itself."""
-    fit = hardware.attention
-    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
-    rate = products_per_clk(work.dtype, hardware) * share / hardware.schedulers_per_sm
-    products = work.row_tiles * work.multiplies * float(MMA_M * MMA_N * work.depth) / rate
-    others = _issued(work, hardware) - work.row_tiles * work.multiplies + _copies(work, hardware)[1]
-    return products + fit.chain_clk * others + fit.tile_clk
+    return alone_clk(work, _issued(work, hardware), _copies(work, hardware)[1], hardware)
 
 
 def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:

@@ -142,7 +142,7 @@ class SpatialWindow:
 
     @property
     def last(self) -> int:
-        """Where the last window begins, from the last pixel of the image."""
+        """Return the distance from the last pixel of the image to the first one of the last window."""
         return self.first + (self.windows - 1) * self.stride - (self.extent - 1)
 
 

@@ -15,9 +15,9 @@ from tilewright.ir import Func
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in, peeled
+from tilewright.passes.kernels.attention.blocks import products_per_clk, residents
 from tilewright.passes.kernels.attention.choice import term_work
 from tilewright.passes.kernels.attention.parameters import padded
-from tilewright.passes.kernels.attention.work import most_resident, products_per_clk, resident_attention
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.lowering import block_band
@@ -56,12 +56,10 @@ def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
     least, maps, points = traffic(kernel), _Maps.of(view), []
     for plan in _plans(view):
         work = _work(view, plan, least, maps)
-        free = resident_attention(work, hardware)
-        for resident in {1, most_resident(work, hardware)}:
-            if free and (resident == 1 or free < min(resident, -(-work.blocks // hardware.sm_count))):
-                limited = replace(work, resident=resident)
-                seconds = estimate_pairs(limited, hardware)
-                points.append(PairPoint(replace(plan, resident=resident), limited, seconds))
+        for resident in residents(work, hardware):
+            limited = replace(work, resident=resident)
+            seconds = estimate_pairs(limited, hardware)
+            points.append(PairPoint(replace(plan, resident=resident), limited, seconds))
     return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 

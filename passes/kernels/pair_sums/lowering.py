@@ -16,6 +16,7 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.kernels.attention.epilogue import write_outputs
 from tilewright.passes.kernels.attention.parameters import depth_of, padded
+from tilewright.passes.kernels.attention.ring import TileRing
 from tilewright.passes.kernels.attention.stage import StagedTile
 from tilewright.passes.kernels.pair_sums.parameters import PairParameters, pair_parameters
 from tilewright.passes.kernels.pair_sums.tiles import pair_tiles
@@ -45,13 +46,12 @@ class _PairKernel:
         self.depth = depth_of(view.dtype)
         self.rounding = "tf32" if view.dtype == "f32" else ""
         self.tiles, self.slots = plan.tiles(view), plan.slots(view)
-        #: tiles of others fetched before the first one is multiplied
-        self.ahead = self.slots if self.slots == self.tiles else self.slots - 1
-        if not self.ahead:
-            raise InputError("expected at least 2 stages for several tiles", where=f"@{kernel.name}")
         blocks, batch = -(-view.own // plan.rows), view.size(view.batch)
         on_z = batch <= MAX_GRID_YZ
         self.w = w = Writer(kernel, plan.threads, (blocks, 1, batch) if on_z else (blocks * batch, 1, 1))
+        self.ring = TileRing(w, self.tiles, self.slots, self._fetch)
+        if not self.ring.ahead:
+            raise InputError("expected at least 2 stages for several tiles", where=f"@{kernel.name}")
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if on_z else x // blocks
         place = x if on_z else x % blocks
@@ -76,14 +76,13 @@ class _PairKernel:
             self._start()
             self._allocate()
             if plan.held:
-                self._arrive(self.ahead)
+                self.ring.arrive(self.ring.ahead)
                 self.held = [self._held(i) for i in range(len(self.own))]
             self.weights = WeightMaps(w, view, plan, w.simple(self.origin + self.warp_row), self.batch)
             self.weights.read_rows()
             with w.loop("tile", self.tiles) as tile:
                 self._tile(tile)
-            w.b.do("thread.async_wait", pending=0)
-            w.b.do("thread.barrier")
+            self.ring.arrive(0)
         for i, mixed in enumerate(self.mixed):
             with w.b.at(view.sums[i].mixed.op.loc):
                 write_outputs(w, view.result(i), plan, mixed, self.origin, self.batch)
@@ -93,13 +92,9 @@ class _PairKernel:
     # -- copies ----------------------------------------------------------------------------------------------
     def _start(self) -> None:
         """Start copying own rows and the first tiles of others."""
-        w = self.w
         for staged in self.own:
             staged.fetch(0, self.origin)
-        w.b.do("thread.async_commit")
-        for i in range(self.ahead):
-            self._fetch(i, i)
-            w.b.do("thread.async_commit")
+        self.ring.start()
 
     def _fetch(self, tile: Expr, slot: Expr) -> None:
         """Start copying a tile that there is and that some row of the block makes a pair with."""
@@ -124,19 +119,6 @@ class _PairKernel:
         if least > 1 - self.view.sizes[self.view.rows[-1]]:
             mask += w.bounds((w.simple(other + (self.plan.tile - 1 - least) - row),), (limit,))
         return mask
-
-    def _arrive(self, pending: int) -> None:
-        self.w.b.do("thread.async_wait", pending=pending)
-        self.w.b.do("thread.barrier")
-
-    def _refill(self, tile: Expr) -> None:
-        """Start copying a later tile to the slot that the last iteration has read."""
-        w = self.w
-        if self.ahead < self.tiles:
-            later = w.simple(tile + self.ahead)
-            self._fetch(later, w.simple(later % self.slots))
-        if self.ahead < self.tiles or self.ahead > 1:
-            w.b.do("thread.async_commit")
 
     # -- registers -------------------------------------------------------------------------------------------
     def _allocate(self) -> None:
@@ -185,8 +167,8 @@ class _PairKernel:
         w, plan = self.w, self.plan
         slot = w.simple(tile % self.slots)
         first = w.simple(self.origin + self.warp_row)
-        self._arrive(self.ahead - 1)
-        self._refill(tile)
+        self.ring.arrive(self.ring.ahead - 1)
+        self.ring.refill(tile)
         with w.when(self._paired(tile, first, plan.rows // plan.warps)):
             self.weights.read_others(tile)
             for i in range(len(self.pairs)):

@@ -20,7 +20,7 @@ from tilewright.ir.hardware_facts import (
     WARP,
 )
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.attention.work import products_per_clk, resident_attention
+from tilewright.passes.kernels.attention.blocks import alone_clk, block_seconds, products_per_clk
 
 #: registers beside accumulators, fragments and what is read ahead: as NVRTC takes them, and as it can do with
 _REGISTERS, _LEAST_REGISTERS, _ROW_REGISTERS = 46, 34, 8
@@ -136,24 +136,7 @@ class PairWork:
 
 def estimate_pairs(work: PairWork, hardware: GpuHardware) -> float:
     """Estimated seconds; inf where a block cannot be resident."""
-    fits = resident_attention(work, hardware)
-    if fits == 0 or not products_per_clk(work.dtype, hardware):
-        return float("inf")
-    per_sm = -(-work.blocks // hardware.sm_count)
-    resident = min(fits, per_sm)
-    rounds, rest = divmod(per_sm, resident)
-    busy_clk = rounds * _round_clk(resident, work, hardware)
-    if rest:
-        busy_clk += _round_clk(rest, work, hardware)
-    # where positions take pairs away, blocks differ: the one with all of them starts first
-    busy_clk = max(busy_clk, _round_clk(1, replace(work, seen=1.0), hardware))
-    busy_s = busy_clk / hardware.clock_hz
-    dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    l2_s = work.blocks * _fetched(work) / (hardware.l2_bytes_per_s * hardware.attention.l2_efficiency)
-    traffic_s = max(dram_s, l2_s)
-    exposed = hardware.matrix.exposed_share + hardware.matrix.exposed_alone_share / resident
-    seconds = hardware.contract.launch_s + max(busy_s, traffic_s) + exposed * min(busy_s, traffic_s)
-    return seconds + hardware.matrix.exposed_share * min(dram_s, l2_s)
+    return block_seconds(work, replace(work, seen=1.0), _fetched(work), _round_clk, hardware)
 
 
 def _round_clk(resident: int, work: PairWork, hardware: GpuHardware) -> float:
@@ -210,12 +193,7 @@ def _fetched(work: PairWork) -> float:
 
 def _alone_clk(work: PairWork, hardware: GpuHardware) -> float:
     """Cycles of one tile of others in a block that has the multiprocessor for itself."""
-    fit = hardware.attention
-    share = hardware.mma_sync_share * hardware.estimate_mma_efficiency
-    rate = products_per_clk(work.dtype, hardware) * share / hardware.schedulers_per_sm
-    products = work.row_tiles * work.multiplies * float(MMA_M * MMA_N * work.depth) / rate
-    others = _issued(work, hardware) - work.row_tiles * work.multiplies + _copies(work, hardware)
-    return products + fit.chain_clk * others + fit.tile_clk
+    return alone_clk(work, _issued(work, hardware), _copies(work, hardware), hardware)
 
 
 def bound_pairs(work: PairWork, hardware: GpuHardware) -> Bound:

@@ -77,7 +77,7 @@ class _Pairs:
         return [(n, self.others[n], "nm") for n in names if n in self.others]
 
     def score(self, i: Scalars, x: dict[str, Scalar]) -> Scalar:
-        """What softmax is taken of, from the product of a query and a key."""
+        """Return the score, of which softmax is taken, from the product of a query and a key."""
         out = x["product"]
         if self.op["scale"] != 1.0:
             out = out * self.op.number("scale")

@@ -13,10 +13,11 @@ from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.attention import KEY
+from tilewright.passes.kernels.attention.blocks import resident_attention
 from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
-from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention, resident_attention
+from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.chain_kernels import choose_joined

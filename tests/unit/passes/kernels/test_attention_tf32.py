@@ -27,10 +27,11 @@ from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.fusion_groups import attention_groups
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.passes import pipelines
+from tilewright.passes.kernels.attention.blocks import products_per_clk
 from tilewright.passes.kernels.attention.choice import attention_points, attention_work, may_become_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
-from tilewright.passes.kernels.attention.work import bound_attention, products_per_clk
+from tilewright.passes.kernels.attention.work import bound_attention
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.weight_order import round_to_tf32
 from tilewright.passes.tensor.chain_kernels import choose_joined
