@@ -48,7 +48,7 @@ class Waves:
     left_s: Callable[[], float] = lambda: math.inf
 
     def rows(self, requests: Sequence[Any], jobs: int) -> Iterator[Row]:
-        """The rows of all requests, in order within each wave of `jobs`."""
+        """The rows of all requests, wave after wave of `jobs`; within a wave as they end."""
         for start in range(0, len(requests), jobs):
             wave = requests[start : start + jobs]
             if self.left_s() <= 0:
@@ -57,11 +57,13 @@ class Waves:
                 yield from self._wave(wave)
 
     def _wave(self, requests: Sequence[Any]) -> Iterator[Row]:
-        ends = _Wave(self, requests).ends()
-        for asked, end in zip(requests, ends, strict=True):
+        unmade: list[tuple[Any, _Ended]] = []
+        for asked, end in _Wave(self, requests).ends():
             if isinstance(end, dict):
                 yield end
-                continue
+            else:
+                unmade.append((asked, end))
+        for asked, end in unmade:
             other = self.again(asked, end.doing) if end.doing not in ("", TIMING) else None
             if other is None or self.left_s() <= 0:
                 yield self.lost(asked, end.reason)
@@ -98,8 +100,8 @@ class _Wave:
         self._waves, self._requests = waves, requests
         self._ends: dict[int, Row | _Ended] = {}
 
-    def ends(self) -> list[Row | _Ended]:
-        """The row of every request, or how its process ended without one."""
+    def ends(self) -> Iterator[tuple[Any, Row | _Ended]]:
+        """Every request with its row, or with how its process ended without one, as soon as it has ended."""
         context = multiprocessing.get_context("spawn")
         self._prepared = context.Barrier(len(self._requests))
         # PyTorch's compiler starts as many processes as there are cores, in each of ours.
@@ -115,15 +117,16 @@ class _Wave:
                 theirs.close()
                 workers.append(_Worker(process, ours))
             try:
-                self._follow(workers)
+                for number in self._follow(workers):
+                    yield self._requests[number], self._ends[number]
             finally:
                 for worker in workers:
                     if len(self._ends) < len(workers):
                         worker.process.kill()
                     worker.process.join()
-        return [self._ends[number] for number in range(len(workers))]
 
-    def _follow(self, workers: Sequence[_Worker]) -> None:
+    def _follow(self, workers: Sequence[_Worker]) -> Iterator[int]:
+        """The numbers of the processes as they end."""
         while running := {n: w for n, w in enumerate(workers) if n not in self._ends}:
             now = time.monotonic()
             over = now + self._waves.left_s()
@@ -140,6 +143,7 @@ class _Wave:
                     late = time.monotonic() > worker.until
                     reason = "it hung" if late else "the time limit was over"
                     self._end(number, worker, reason)
+            yield from (number for number in running if number in self._ends)
 
     def _receive(self, number: int, worker: _Worker) -> None:
         try:

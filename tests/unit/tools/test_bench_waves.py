@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -43,14 +44,35 @@ def test_timing_waits_for_everybody_and_for_its_turn(tmp_path):
     log = tmp_path / "log"
     fates = {"a": "works", "b": "fails", "c": "dies", "d": "works"}
     rows = list(Waves(make, lost).rows([(name, str(log), fate) for name, fate in fates.items()], 4))
-    assert [(r["name"], r["status"]) for r in rows] == [
-        ("a", "ok"), ("b", "failed"), ("c", "its process ended with code 7"), ("d", "ok"),
-    ]  # fmt: skip
+    assert {r["name"]: r["status"] for r in rows} == {
+        "a": "ok", "b": "failed", "c": "its process ended with code 7", "d": "ok",
+    }  # fmt: skip
     lines = log.read_text(encoding="utf-8").splitlines()
     assert all(line.endswith("prepares") for line in lines[:4])
     first, second = lines[4][0], lines[6][0]
     assert lines[4:] == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
     assert {first, second} == {"a", "d"}
+
+
+def test_a_row_is_there_before_the_next_is_timed(tmp_path):
+    log = tmp_path / "log"
+    rows = Waves(make_at_leisure, lost).rows([(name, str(log), "works") for name in "ab"], 2)
+    first = next(rows)
+    note(log, f"{first['name']} is there")
+    (second,) = rows
+    ends = [line for line in log.read_text(encoding="utf-8").splitlines() if line.endswith(("ends", "there"))]
+    assert ends == [f"{first['name']} ends", f"{first['name']} is there", f"{second['name']} ends"]
+
+
+def make_at_leisure(asked, turn):
+    """The second to be timed waits until the row of the first is there, ten seconds at most."""
+    name, log, _ = asked
+    with turn():
+        path, until = Path(log), time.monotonic() + 10
+        while path.exists() and "there" not in path.read_text(encoding="utf-8") and time.monotonic() < until:
+            time.sleep(0.02)
+        note(log, f"{name} ends")
+    return {"name": name, "status": "ok"}
 
 
 def without(asked, peer):
