@@ -39,13 +39,15 @@ class Waves:
 
     lost: the row of what was asked where its process ended without one, and why. again: what to ask instead
     where a process ended while it prepared the peer of this name, None where nothing is. left_s: seconds
-    until the whole run has to end: then those that still prepare are ended, and the others may be timed.
+    until the whole run has to end. timing_s: seconds that timing one row may take: those that still prepare
+    are ended when what is left is needed to time those that have prepared.
     """
 
     make: Callable[[Any, Turn], Row]
     lost: Callable[[Any, str], Row]
     again: Callable[[Any, str], Any] = lambda asked, peer: None
     left_s: Callable[[], float] = lambda: math.inf
+    timing_s: float = 4.0
 
     def rows(self, requests: Sequence[Any], jobs: int) -> Iterator[Row]:
         """The rows of all requests, wave after wave of `jobs`; within a wave as they end."""
@@ -130,8 +132,10 @@ class _Wave:
         while running := {n: w for n, w in enumerate(workers) if n not in self._ends}:
             now = time.monotonic()
             over = now + self._waves.left_s()
-            # Whoever has prepared may still be timed when the time of the run is over.
-            until = {n: min(w.until, over + (GRACE_S if w.arrived else 0.0)) for n, w in running.items()}
+            timing_s = self._waves.timing_s * sum(w.arrived for w in running.values())
+            until = {
+                n: min(w.until, over + (GRACE_S if w.arrived else -timing_s)) for n, w in running.items()
+            }
             timeout = max(0.0, min(1.0, min(until.values()) - now))
             pipes = {w.pipe: n for n, w in running.items()}
             for ready in wait(list(pipes), timeout):

@@ -118,7 +118,8 @@ class _Here:
 def _rows(requests: Sequence[_Request], jobs: int) -> Iterator[Row]:
     if jobs > 1 or any(r.ways for r in requests):
         ends_at = requests[0].ends_at if requests else 0.0
-        waves = Waves(_row, _Request.lost, _Request.without, lambda: ends_at - time.time())
+        # PyTorch's steps are prepared in the turn, one after the other, so that each has the memory alone.
+        waves = Waves(_row, _Request.lost, _Request.without, lambda: ends_at - time.time(), timing_s=15.0)
         yield from waves.rows(requests, jobs)
     else:
         for request in requests:

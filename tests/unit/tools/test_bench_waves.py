@@ -106,16 +106,34 @@ def test_a_peer_that_crashes_or_hangs_costs_only_itself(tmp_path, hasty):
     assert [r["status"] for r in again] == ["it hung while preparing torch-compile contiguous"]
 
 
+def left_after_the_first(log, seconds):
+    """How much time is left of so many seconds that begin when the first has prepared."""
+    begun = []
+
+    def left():
+        if not begun and log.exists():
+            begun.append(time.monotonic())
+        return seconds - (time.monotonic() - begun[0]) if begun else 60.0
+
+    return left
+
+
 def test_at_the_end_of_the_time_those_that_are_ready_are_timed(tmp_path, hasty):
-    end = time.monotonic() + 1.5
     fates = {"a": "works", "b": "hangs forever"}
     asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
-    rows = list(Waves(make_slowly, lost, left_s=lambda: end - time.monotonic()).rows([*asked, asked[0]], 2))
-    assert [r["status"] for r in rows] == [
-        "ok",
-        "the time limit was over",
-        "the time limit was over before it",
-    ]
+    waves = Waves(make_slowly, lost, left_s=left_after_the_first(tmp_path / "log", 1.0), timing_s=0.0)
+    rows = [r["status"] for r in waves.rows([*asked, asked[0]], 2)]
+    assert sorted(rows[:2]) == ["ok", "the time limit was over"]
+    assert rows[2:] == ["the time limit was over before it"]
+
+
+def test_nobody_prepares_longer_than_leaves_time_to_time_the_others(tmp_path, hasty):
+    left = left_after_the_first(tmp_path / "log", 4.0)
+    fates = {"a": "works", "b": "hangs forever"}
+    asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
+    made = Waves(make_slowly, lost, left_s=left, timing_s=3.0).rows(asked, 2)
+    assert {r["name"]: r["status"] for r in made} == {"a": "ok", "b": "the time limit was over"}
+    assert left() > 0
 
 
 def make_slowly(asked, turn):
