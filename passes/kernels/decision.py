@@ -19,7 +19,12 @@ P = TypeVar("P", bound=AttrRecord)
 
 @dataclass(frozen=True)
 class KernelCost(AttrRecord):
-    """Estimates of the cost model for a kernel, in seconds; one that was only measured has no limits."""
+    """Estimates of the cost model for a kernel, in seconds; one that was only measured has no limits.
+
+    bound_s: the least that a launch takes whose data comes from DRAM; fraction_of_peak and limit are of it.
+    warm_bound_s: the least that any launch takes, also one that finds its data in the L2: no measured time is
+    below it.
+    """
 
     estimate_s: float
     bound_s: float | None = None
@@ -27,6 +32,7 @@ class KernelCost(AttrRecord):
     limit: str | None = None
     #: legal points that were compared
     considered: int | None = None
+    warm_bound_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,12 @@ def decided(
     """
     bound = choice.bound
     cost = KernelCost(
-        choice.estimate_s, bound.seconds, float(bound.ub), bound.limit, choice.candidates_considered
+        choice.estimate_s,
+        bound.seconds,
+        float(bound.ub),
+        bound.limit,
+        choice.candidates_considered,
+        bound.warm_s,
     )
     decision = KernelDecision(template, parameters or choice.parameters, cost)
     return kernel.with_attrs(**{DECISION: decision})

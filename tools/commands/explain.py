@@ -112,9 +112,15 @@ def _text(k: dict[str, Any]) -> str:
         f"  from    {', '.join(k['origins'])}\n"
         f"  cut     {_params(k['params'])}\n"
         f"  bound   {1e6 * cost['bound_s']:.2f} us ({100 * cost['fraction_of_peak']:.1f} % of peak), "
-        f"limited by {LIMITS.get(limit, limit)}\n"
+        f"limited by {LIMITS.get(limit, limit)}{_warm(cost)}\n"
         f"  expect  {1e6 * cost['estimate_s']:.2f} us, best of {cost['considered']} candidates"
     )
+
+
+def _warm(cost: dict[str, Any]) -> str:
+    """What a launch takes at least that finds its data in the caches, where that is less."""
+    warm = cost.get("warm_bound_s")
+    return "" if warm is None or warm >= cost["bound_s"] else f"; {1e6 * warm:.2f} us from caches"
 
 
 def _params(p: dict[str, Any]) -> str:

@@ -39,7 +39,11 @@ from tilewright.tools.report.saved_facts import check_saved
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """One compiled kernel. Times are seconds of one launch; `seconds` is their mean over its launches."""
+    """One compiled kernel. Times are seconds of one launch; `seconds` is their mean over its launches.
+
+    bound_s: the least that such a launch takes: of a measured one wherever its data was, of a modelled one
+    with its data in DRAM. dram_bound_s, limit: the latter, and what sets it.
+    """
 
     name: str
     operator_class: str
@@ -48,6 +52,7 @@ class KernelFacts:
     seconds: float
     estimate_s: float
     bound_s: float
+    dram_bound_s: float
     limit: str
     operations: int
     bytes: int
@@ -201,6 +206,7 @@ class _Collector:
         mine = [s for n, s in zip(self.launched(), timing.launches_s, strict=True) if n == name]
         operations = kernel_operations(tensor)
         ops: list[Op] = [op for at in locations_in(tensor) for op in self.graph_ops.get(at, ())]
+        warm = cost.get("warm_bound_s")  # records of older compilations have none
         return KernelFacts(
             name=name,
             operator_class=class_of(tensor, ops, operations),
@@ -208,7 +214,8 @@ class _Collector:
             calls=len(mine),
             seconds=sum(mine) / len(mine),
             estimate_s=cost["estimate_s"],
-            bound_s=cost["bound_s"],
+            bound_s=warm if timing.measured and warm is not None else cost["bound_s"],
+            dram_bound_s=cost["bound_s"],
             limit=cost["limit"],
             operations=operations,
             bytes=kernel_bytes(tensor),

@@ -65,7 +65,11 @@ def _numbers(facts: ReportFacts, k: KernelFacts, peak: float) -> str:
     rows = [
         (f"one launch ({facts.timing.source})", seconds_text(k.seconds)),
         ("expected by the model", seconds_text(k.estimate_s)),
-        ("lower bound", f"{seconds_text(k.bound_s)}, by {LIMITS.get(k.limit, k.limit)}"),
+        ("lower bound", seconds_text(k.bound_s)),
+        (
+            "lower bound from DRAM",
+            f"{seconds_text(k.dram_bound_s)}, by {LIMITS.get(k.limit, k.limit)}",
+        ),
         ("operations", operations_text(k.operations)),
         ("compulsory traffic", bytes_text(k.bytes)),
         ("intensity", f"{intensity(k):.3g} FLOP/B"),

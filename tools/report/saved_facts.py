@@ -85,6 +85,7 @@ _COST: dict[str, Check] = {
     "bound_s": _is_seconds,
     "limit": lambda value: isinstance(value, str) and value in LIMITS,
     "considered": _is_count,
+    "warm_bound_s?": _or_none(_is_seconds),
 }
 _CONVOLUTION: dict[str, Check] = {
     "origins": _list_of(_is_text),

@@ -240,4 +240,4 @@ def bound_attention(work: AttentionWork, hardware: GpuHardware) -> Bound:
     }
     limit = max(terms, key=terms.__getitem__)
     seconds = terms[limit]
-    return Bound(min(1.0, work.flops / (seconds * hardware.peak_flops_per_s)), seconds, limit)
+    return Bound(min(1.0, work.flops / (seconds * hardware.peak_flops_per_s)), seconds, limit, seconds)

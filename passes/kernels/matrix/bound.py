@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import BoundArrays
-from tilewright.costmodel.kernels.bound_terms import SPECIFIED, Assumptions, wb
+from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP, SPECIFIED, Assumptions, wb
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.thread.split_ops import PRODUCTS
@@ -59,7 +59,8 @@ def matrix_bound(
     with np.errstate(divide="ignore"):
         seconds = problem.flops / (peak * ub)
     floor = hardware.launch_floor_s
-    return BoundArrays(ub, np.maximum(seconds, floor), columns, floor)
+    warm_s = least_matrix_s(problem, hardware, MEASURED_LOOP)
+    return BoundArrays(ub, np.maximum(seconds, floor), columns, floor, warm_s)
 
 
 def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> float:
