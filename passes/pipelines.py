@@ -15,6 +15,7 @@ NOTHING = Pipeline()
 GRAPH = Pipeline.parse("""
 infer-shapes,
 decompose-octave,
+form-group-norm,
 fold-batch-norm,
 fold-scale-axis,
 fold-constants,

@@ -255,7 +255,7 @@ class _Step:
         if self.options.trainable is not None:
             names = tuple(matching_constants(self.network, self.options.trainable))
         mode = f"training-mode{{seed={self.options.seed}}}"
-        pipeline = f"infer-shapes, decompose-octave, {mode}, form-attention"
+        pipeline = f"infer-shapes, decompose-octave, {mode}, form-group-norm, form-attention"
         network = self.network.with_attrs(parameters=names)
         module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())
         count = len(module.main.params)
