@@ -279,6 +279,6 @@ def multiple_of(e: Expr, ranges: Ranges) -> int:
 def _atom_multiple(a: Sym | BinOp, ranges: Ranges) -> int:
     if isinstance(a, BinOp) and a.op == "*":
         return multiple_of(a.lhs, ranges) * multiple_of(a.rhs, ranges)
-    if isinstance(a, BinOp) and a.op in ("min", "max"):
+    if isinstance(a, BinOp) and a.op in ("min", "max", "%"):
         return gcd(multiple_of(a.lhs, ranges), multiple_of(a.rhs, ranges))
     return 1

@@ -15,7 +15,7 @@ from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import interval, multiple_of, simplify
 from tilewright.ir.thread.role_ops import issued_by_one
-from tilewright.ir.thread.tensor_maps import MAP, map_of
+from tilewright.ir.thread.tensor_maps import MAP, UNIT_BYTES, map_of
 from tilewright.ir.thread.transport_ops import (
     BULK_COMMIT,
     BULK_WAIT,
@@ -39,6 +39,23 @@ def _issue(e: Emission, op: Op, statement: str) -> None:
 def _texts(e: Emission, exprs: Sequence[Expr]) -> list[str]:
     """Coordinates as the engine takes them, innermost first."""
     return [e.index.render(x, e.ranges) for x in reversed(exprs)]
+
+
+def _coordinates(e: Emission, op: Op) -> list[str]:
+    """The texts of a box's coordinates, the last of which is known to be whole pieces of 16 bytes.
+
+    The engine of sm_90 stops the kernel as at an illegal instruction where it is not; those before it may be
+    any, also outside of the parameter.
+    """
+    at, size = op.exprs("at"), map_of(e.func, op).recipe.itemsize
+    if multiple_of(at[-1], e.ranges) * size % UNIT_BYTES:
+        last = e.index.render(at[-1], e.ranges)
+        raise InputError(
+            f"{op.name}: expected a last coordinate at a multiple of {UNIT_BYTES} bytes, "
+            f"got {last} of elements of {size}",
+            where=op.loc,
+        )
+    return _texts(e, at)
 
 
 def _tile(e: Emission, op: Op, memory: Value, at: Sequence[Expr], swizzle: int) -> str:
@@ -82,13 +99,13 @@ def _fill(e: Emission, op: Op, kind: str, arguments: Sequence[str], swizzle: int
 @emitter(COPY_TILE, writes=(1,))
 def _copy_tile(e: Emission, op: Op) -> None:
     swizzle = map_of(e.func, op).recipe.swizzle
-    _fill(e, op, "copy_tile", [e.maps[op.integer(MAP)], *_texts(e, op.exprs("at"))], swizzle)
+    _fill(e, op, "copy_tile", [e.maps[op.integer(MAP)], *_coordinates(e, op)], swizzle)
 
 
 @emitter(COPY_WINDOW, writes=(1,))
 def _copy_window(e: Emission, op: Op) -> None:
     swizzle = map_of(e.func, op).recipe.swizzle
-    places = [*_texts(e, op.exprs("at")), *_texts(e, op.exprs("offsets"))]
+    places = [*_coordinates(e, op), *_texts(e, op.exprs("offsets"))]
     _fill(e, op, "copy_window", [e.maps[op.integer(MAP)], *places], swizzle)
 
 
@@ -106,7 +123,7 @@ def _copy_run(e: Emission, op: Op) -> None:
 @emitter(STORE_TILE, writes=(1,))
 def _store_tile(e: Emission, op: Op) -> None:
     place = _tile(e, op, op.operands[0], op.exprs("src"), map_of(e.func, op).recipe.swizzle)
-    at = _texts(e, op.exprs("at"))
+    at = _coordinates(e, op)
     function = e.need(f"{'add' if op['add'] else 'store'}_tile_{len(at)}d")
     _issue(e, op, f"{function}({', '.join([e.maps[op.integer(MAP)], place, *at])});")
 

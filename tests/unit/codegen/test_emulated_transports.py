@@ -297,6 +297,11 @@ def test_ops_that_are_not_what_their_map_says_are_refused(old, new, clause):
             "dst = [0, 8, 0]",
             "expected a tile within a slot of 2048 elements, it ends at 2560",
         ),
+        (
+            "at = [0, 0]",
+            "at = [3, 100]",
+            "expected a last coordinate at a multiple of 16 bytes, got 100 of elements of 2",
+        ),
     ],
 )
 def test_tiles_that_leave_their_place_are_refused(old, new, clause):

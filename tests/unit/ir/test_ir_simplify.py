@@ -148,6 +148,7 @@ def test_known_simplifications(e: Expr, wanted: str) -> None:
 def test_multiples() -> None:
     assert multiple_of(i * 8 + tid * 12, {}) == 4
     assert multiple_of(minimum(i * 4, j * 6), {}) == 2
+    assert multiple_of(i * 8 % 64, {}) == 8
     assert multiple_of(i - i, {}) == 0
 
 
