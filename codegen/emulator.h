@@ -305,12 +305,12 @@ static inline float tw_tile_element(unsigned long long tile, int row, int k) {
     __builtin_memcpy(&bits, (const void*)at, bytes);
     return value(bits);
 }
-template <int n, int bytes, float (*value)(unsigned int), bool a_turned, bool b_turned>
+template <int n, int bytes, float (*value)(unsigned int), bool a_turned, bool b_turned, bool fresh>
 static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
     for (int i = 0; i < n / 2; ++i) {
         const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        double sum = sums[i];
+        double sum = fresh ? 0.0 : sums[i];
         for (int k = 0; k < 32 / bytes; ++k)
             sum += (double)tw_tile_element<bytes, value, a_turned>(a, row, k) *
                    tw_tile_element<bytes, value, b_turned>(b, column, k);
@@ -339,63 +339,72 @@ static void tw_warpgroup_held(float* sums, unsigned long long a, unsigned long l
     }
     delete held;
 }
-// The same of bfloat16, in pairs along k; sums that are fresh start from 0.
+// The same of 16 bits, in pairs along k; sums that are fresh start from 0.
 struct TwHeldPairs { const unsigned int* a; float rows[2][16]; };
+template <float (*value)(unsigned int)>
 static void tw_held_pairs_together(void** lanes, int present) {
     if (present != 32) tw_fail("wgmma needs all 32 lanes of a warp", -1);
     for (int lane = 0; lane < 32; ++lane)
         for (int k = 0; k < 16; ++k)
             for (int i = 0; i < 2; ++i) {
                 const unsigned int pair = ((TwHeldPairs*)lanes[lane / 4 * 4 + k % 8 / 2])->a[k / 8 * 2 + i];
-                ((TwHeldPairs*)lanes[lane])->rows[i][k] = tw_brain(pair >> k % 2 * 16 & 0xffffu);
+                ((TwHeldPairs*)lanes[lane])->rows[i][k] = value(pair >> k % 2 * 16 & 0xffffu);
             }
 }
-template <int n, bool fresh>
+template <int n, float (*value)(unsigned int), bool turned, bool fresh>
 static void tw_warpgroup_held_pairs(float* sums, unsigned long long a, unsigned long long b) {
     TwHeldPairs* held = (TwHeldPairs*)a;
     for (int i = 0; i < n / 2; ++i) {
         const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
         double sum = fresh ? 0.0 : sums[i];
         for (int k = 0; k < 16; ++k)
-            sum += (double)held->rows[i % 4 / 2][k] * tw_tile_element<2, tw_brain>(b, column, k);
+            sum += (double)held->rows[i % 4 / 2][k] * tw_tile_element<2, value, turned>(b, column, k);
         sums[i] = (float)sum;
     }
     delete held;
 }
 // Templates, so that only what a kernel calls is compiled.
-#define TW_WGMMA_OF(kind, n, bytes, value, a_turned, b_turned)                                               \
+#define TW_WGMMA_OF(kind, n, bytes, value, a_turned, b_turned, fresh)                                        \
     template <class Float>                                                                                   \
     static inline void tw_wgmma_##kind##_##n(Float* c, unsigned long long a, unsigned long long b) {          \
-        tw_multiply(tw_warpgroup<n, bytes, value, a_turned, b_turned>, c, a, b);                             \
+        tw_multiply(tw_warpgroup<n, bytes, value, a_turned, b_turned, fresh>, c, a, b);                      \
     }
+#define TW_WGMMA_BOTH(kind, n, bytes, value, a_turned, b_turned)                                             \
+    TW_WGMMA_OF(kind, n, bytes, value, a_turned, b_turned, false)                                            \
+    TW_WGMMA_OF(kind##_fresh, n, bytes, value, a_turned, b_turned, true)
 #define TW_WGMMA_TURNED(dtype, n, value)                                                                     \
-    TW_WGMMA_OF(dtype, n, 2, value, false, false) TW_WGMMA_OF(dtype##_a, n, 2, value, true, false)            \
-    TW_WGMMA_OF(dtype##_b, n, 2, value, false, true) TW_WGMMA_OF(dtype##_ab, n, 2, value, true, true)
-#define TW_WGMMA_HELD_PAIRS(n, fresh, name)                                                                  \
+    TW_WGMMA_BOTH(dtype, n, 2, value, false, false) TW_WGMMA_BOTH(dtype##_a, n, 2, value, true, false)        \
+    TW_WGMMA_BOTH(dtype##_b, n, 2, value, false, true) TW_WGMMA_BOTH(dtype##_ab, n, 2, value, true, true)
+#define TW_WGMMA_HELD_OF(kind, n, value, turned, fresh)                                                      \
     template <class Float>                                                                                   \
-    static inline void name(Float* c, const unsigned int* a, unsigned long long b) {                         \
+    static inline void tw_wgmma_##kind##_##n(Float* c, const unsigned int* a, unsigned long long b) {         \
         TwHeldPairs* own = new TwHeldPairs{a, {}};                                                           \
-        tw_together(-1, tw_held_pairs_together, own);                                                        \
-        tw_multiply(tw_warpgroup_held_pairs<n, fresh>, c, (unsigned long long)own, b);                       \
+        tw_together(-1, tw_held_pairs_together<value>, own);                                                 \
+        tw_multiply(tw_warpgroup_held_pairs<n, value, turned, fresh>, c, (unsigned long long)own, b);        \
     }
+#define TW_WGMMA_HELD(dtype, n, value)                                                                       \
+    TW_WGMMA_HELD_OF(dtype##_held, n, value, false, false) TW_WGMMA_HELD_OF(dtype##_held_fresh, n, value, false, true) \
+    TW_WGMMA_HELD_OF(dtype##_held_b, n, value, true, false) TW_WGMMA_HELD_OF(dtype##_held_b_fresh, n, value, true, true)
 #define TW_WGMMA(n)                                                                                          \
     TW_WGMMA_TURNED(f16, n, tw_half) TW_WGMMA_TURNED(bf16, n, tw_brain)                                       \
-    TW_WGMMA_OF(f32, n, 4, tw_cut_tf32, false, false)                                                         \
+    TW_WGMMA_BOTH(f32, n, 4, tw_cut_tf32, false, false)                                                       \
     template <class Float>                                                                                   \
     static inline void tw_wgmma_f32_held_##n(Float* c, const float* a, unsigned long long b) {                \
         TwHeld* own = new TwHeld{a, {}};                                                                     \
         tw_together(-1, tw_held_together, own);                                                              \
         tw_multiply(tw_warpgroup_held<n>, c, (unsigned long long)own, b);                                    \
     }                                                                                                        \
-    TW_WGMMA_HELD_PAIRS(n, false, tw_wgmma_bf16_held_##n) TW_WGMMA_HELD_PAIRS(n, true, tw_wgmma_bf16_held_fresh_##n)
+    TW_WGMMA_HELD(f16, n, tw_half) TW_WGMMA_HELD(bf16, n, tw_brain)
 TW_WGMMA(8) TW_WGMMA(16) TW_WGMMA(24) TW_WGMMA(32) TW_WGMMA(40) TW_WGMMA(48) TW_WGMMA(56) TW_WGMMA(64)
 TW_WGMMA(72) TW_WGMMA(80) TW_WGMMA(88) TW_WGMMA(96) TW_WGMMA(104) TW_WGMMA(112) TW_WGMMA(120) TW_WGMMA(128)
 TW_WGMMA(136) TW_WGMMA(144) TW_WGMMA(152) TW_WGMMA(160) TW_WGMMA(168) TW_WGMMA(176) TW_WGMMA(184) TW_WGMMA(192)
 TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(240) TW_WGMMA(248) TW_WGMMA(256)
 #undef TW_WGMMA
 #undef TW_WGMMA_TURNED
+#undef TW_WGMMA_BOTH
 #undef TW_WGMMA_OF
-#undef TW_WGMMA_HELD_PAIRS
+#undef TW_WGMMA_HELD
+#undef TW_WGMMA_HELD_OF
 static inline void tw_wgmma_begin() {}
 static inline void tw_wgmma_commit() { tw_multiply_commit(); }
 template <int pending>

@@ -74,12 +74,16 @@ def _exp_rows(e: Emission, op: Op) -> None:
             name, total = _row(e, largest, i, half), _row(e, sums, i, half)
             with e.braces(""):
                 top = e.name("top")
-                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name};")
+                factor = f" * {scale}" if op["folded"] else ""
+                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name}{factor};")
                 e.line("#pragma unroll")
                 with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
                     first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
                     for element in (f"{first}]", f"{first} + 1]"):
-                        e.line(f"{element} = {power}(({element} - {top}) * {scale});")
+                        if op["folded"]:
+                            e.line(f"{element} = {power}(fmaf({element}, {scale}, -{top}));")
+                        else:
+                            e.line(f"{element} = {power}(({element} - {top}) * {scale});")
                     e.line(f"{total} += {first}] + {first} + 1];")
 
 

@@ -74,22 +74,27 @@ def _multiply(e: Emission, op: Op) -> None:
     rows, columns = c.type.shape[:2]
     a_turned, b_turned = (bool(op[key]) for key in TURNED)
     depth = MMA_K_BYTES // itemsize(b.type.dtype)
-    kind = "_held" if held else "".join((*["_"][: a_turned or b_turned], *"a"[:a_turned], *"b"[:b_turned]))
-    kind += "_fresh" if op["fresh"] else ""
-    function = e.need(f"wgmma_{a.type.dtype}{kind}_{columns * c.type.shape[3]}")
+    kind = "_held" if held else ""
+    kind += "".join((*["_"][: a_turned or b_turned], *"a"[:a_turned], *"b"[:b_turned]))
+    width = columns * c.type.shape[3]
+    function = e.need(f"wgmma_{a.type.dtype}{kind}_{width}")
+    first_function = e.need(f"wgmma_{a.type.dtype}{kind}_fresh_{width}") if op["fresh"] else function
     e.line("{")
     right = _tile(e, "right", b, op.exprs("b_at"), b_turned)
     left = "" if held else _tile(e, "left", a, op.exprs("a_at"), a_turned)
-    e.line(f"{e.need('wgmma_begin')}();")
-    for step in range(1 if held else depth_of(b.type, b_turned) // depth):
+    if op["opens"]:
+        e.line(f"{e.need('wgmma_begin')}();")
+    for step in range(op.integer("steps") or (1 if held else depth_of(b.type, b_turned) // depth)):
         for i in range(rows):
             if held:
-                first = tile_text(e, a, (*op.exprs("a_at"), i))
+                *outer, number = op.exprs("a_at")
+                first = tile_text(e, a, (*outer, number + step, i))
             else:
                 first = f"{left} + {_rows_on(a.type, i * GROUP_M, a_turned) + _along(a.type, step, a_turned)}"
             second = f"{right} + {_along(b.type, step, b_turned)}"
-            e.line(f"{function}({tile_text(e, c, (i, 0))}, {first}, {second});")
-    e.line(f"{e.need('wgmma_commit')}();")
+            e.line(f"{function if step else first_function}({tile_text(e, c, (i, 0))}, {first}, {second});")
+    if op["closes"]:
+        e.line(f"{e.need('wgmma_commit')}();")
     e.line("}")
 
 
@@ -124,7 +129,7 @@ def _wait(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     sums, pending = e.buffer(op.operands[0]), op.integer("pending")
     e.line(f"{e.need('wgmma_wait', '')}<{pending}>();")
-    if not pending:
+    if not pending or op["done"]:
         tiles = sums.type.size // (sums.type.shape[-1] * sums.type.shape[-2])
         e.line(f"{e.need('finished', '')}<{tiles * registers(sums.type)}>({sums.name});")
 

@@ -81,25 +81,28 @@ FN void NAME() {
     "cuda",
     emulated=True,
 )
-# TW_SPIN_LIMIT: waits of debug builds end in a trap, so that a fault is an error and no hung device.
+# TW_SPIN_LIMIT: waits of debug builds end in a trap, so that a fault is an error and no hung device. Their
+# loop is one statement: around a trap that it sees, the compiler keeps the launch's registers in every role.
 helper(
     "mbarrier_wait",
     f"""
 FN void NAME(unsigned long long* barrier, int parity) {{
     const unsigned int at = {_ADDRESS};
-    unsigned int done = 0;
 #ifdef TW_SPIN_LIMIT
-    for (unsigned int spins = 0; !done; ++spins) {{
-        if (spins == TW_SPIN_LIMIT) asm volatile("trap;");
+    asm volatile("{{ .reg .pred p, q; .reg .u32 left; mov.u32 left, %2;\\n"
+                 "again%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done%=; "
+                 "sub.u32 left, left, 1; setp.eq.u32 q, left, 0; @q trap; bra again%=;\\n"
+                 "done%=: }}" ::"r"(at), "r"(parity), "n"(TW_SPIN_LIMIT) : "memory");
 #else
+    unsigned int done = 0;
     while (!done) {{
-#endif
         asm volatile("{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                      "selp.u32 %0, 1, 0, p; }}"
                      : "=r"(done)
                      : "r"(at), "r"(parity)
                      : "memory");
     }}
+#endif
 }}
 """,
     "cuda",

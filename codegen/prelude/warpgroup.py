@@ -44,18 +44,19 @@ FN unsigned long long NAME(const void* tile) {{
         emulated=True,
     )
 
+# `fresh` sums are not read.
 for _dtype, (_name, _k, _turns) in _KINDS.items():
-    for _n, _turned in product(range(GROUP_N, MOST_N + 1, GROUP_N), _turns):
+    for _n, _turned, _fresh in product(range(GROUP_N, MOST_N + 1, GROUP_N), _turns, ("", "_fresh")):
         _flags = f", {int('a' in _turned)}, {int('b' in _turned)}" if len(_turns) > 1 else ""
         _count = _n // 2
         _sums = ", ".join(f"%{i}" for i in range(_count))
         _outputs = ", ".join(f'"+f"(c[{i}])' for i in range(_count))
         helper(
-            f"wgmma_{_dtype}_{_turned}_{_n}" if _turned else f"wgmma_{_dtype}_{_n}",
+            f"wgmma_{_dtype}{f'_{_turned}' if _turned else ''}{_fresh}_{_n}",
             f"""
 FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
     asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k{_k}.f32.{_name}.{_name} "
-                 "{{{_sums}}}, %{_count}, %{_count + 1}, 1, 1, 1{_flags};"
+                 "{{{_sums}}}, %{_count}, %{_count + 1}, {0 if _fresh else 1}, 1, 1{_flags};"
                  : {_outputs}
                  : "l"(a), "l"(b));
 }}
@@ -64,13 +65,14 @@ FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
             emulated=True,
         )
 
-# The first factor from registers: those of float32 are rounded there. `fresh` sums are not read.
-for _dtype, _name, _k, _flags, _fresh in (
-    ("f32", "tf32", 8, "", ""),
-    ("bf16", "bf16", 16, ", 0", ""),
-    ("bf16", "bf16", 16, ", 0", "_fresh"),
-):
-    for _n in range(GROUP_N, MOST_N + 1, GROUP_N):
+# The first factor from registers: those of float32 are rounded there.
+_HELD = (
+    ("f32", "tf32", 8, "", ("",), ("",)),
+    *((d, d, 16, ", 0", ("", "b"), ("", "_fresh")) for d in ("f16", "bf16")),
+)
+for _dtype, _name, _k, _flag, _turns, _kinds in _HELD:
+    for _n, _turned, _fresh in product(range(GROUP_N, MOST_N + 1, GROUP_N), _turns, _kinds):
+        _flags = ", 1" if _turned else _flag
         _count = _n // 2
         _sums = ", ".join(f"%{i}" for i in range(_count))
         _held = ", ".join(f"%{_count + i}" for i in range(4))
@@ -78,7 +80,7 @@ for _dtype, _name, _k, _flags, _fresh in (
         _register = "__float_as_uint(a[{}])" if _dtype == "f32" else "a[{}]"
         _inputs = ", ".join(f'"r"({_register.format(i)})' for i in range(4))
         helper(
-            f"wgmma_{_dtype}_held{_fresh}_{_n}",
+            f"wgmma_{_dtype}_held{f'_{_turned}' if _turned else ''}{_fresh}_{_n}",
             f"""
 FN void NAME(float* c, const {"float" if _dtype == "f32" else "unsigned int"}* a, unsigned long long b) {{
     asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k{_k}.f32.{_name}.{_name} "

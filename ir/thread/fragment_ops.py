@@ -93,9 +93,14 @@ for _name, _operands, _attrs, _doc in (
     (
         "exp_rows",
         ("fragment", "largest", "sums"),
-        {"scale": _SCALE},
+        {
+            "scale": _SCALE,
+            "folded": AttrDef("bool", False, "as exp2(x c - largest c), one rounded product per row"),
+        },
         "Replace each element x by exp(scale (x - largest of its row)), and add this lane's to `sums`; where "
-        "the largest is minus infinity, 0 is subtracted. Relative error below 1e-6; below 1e-37 it is 0.",
+        "the largest is minus infinity, 0 is subtracted. Relative error below 1e-6; below 1e-37 it is 0. "
+        "`folded`: all of a row have a further factor, the same for all, as near to 1 as float32 has "
+        "scale * largest.",
     ),
     (
         "scale_rows",

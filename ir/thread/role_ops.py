@@ -78,9 +78,10 @@ def first_threads(func: Func) -> dict[Op, int]:
 
 def launch_registers(func: Func) -> int:
     """Registers of a block with roles at launch, alike for all threads: roles only pass them on."""
-    block = func.get("block")
+    block, resident = func.get("block"), func.get("resident", 1)
     assert isinstance(block, int)
-    return REGISTERS_PER_SM // block // REGISTER_UNIT * REGISTER_UNIT * block
+    assert isinstance(resident, int)
+    return REGISTERS_PER_SM // resident // block // REGISTER_UNIT * REGISTER_UNIT * block
 
 
 def issued_by_one(role: Op) -> bool:

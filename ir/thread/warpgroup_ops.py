@@ -56,6 +56,9 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     a_turned, b_turned = (bool(attrs[key]) for key in TURNED)
     if a.dtype != b.dtype or depth_of(a, a_turned) != (depth if in_registers else depth_of(b, b_turned)):
         raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
+    most = a.shape[0] if in_registers else depth_of(b, b_turned) // depth
+    if not 0 <= attrs["steps"] <= most or (in_registers and attrs["steps"] and a.rank != 4):
+        raise InputError(f"expected 0 to {most} steps of {depth} elements, got {attrs['steps']} of {a}")
     return []
 
 
@@ -75,8 +78,10 @@ define(
     ("a", "b", "sums"),
     "Start sums[i] += a @ b^T, for each i the 64 rows of `a` from `a_at` + 64 i with the columns of the "
     "sums as rows of `b` from `b_at`; one group for `warpgroup_wait`. Tiles are multiplied over whole "
-    "rows, fragments of `a` over their depth. Warp w of four holds rows 16 w to 16 w + 15 of each 64. A "
-    "turned tile [..., panel, k, column] is multiplied from the panel at its index on, and over all its k.",
+    "rows, fragments of `a` over their depth; `steps`: so many steps of the instruction's depth instead, "
+    "each with a fragment of its own. Warp w of four holds rows 16 w to 16 w + 15 of each 64. A "
+    "turned tile [..., panel, k, column] is multiplied from the panel at its index on, and over all its k. "
+    "Several ops are one group where only the first opens it and only the last closes it.",
     attrs={
         "a_at": AttrDef("exprs", doc="index of the first row's first element, or of fragments[i]"),
         "b_at": AttrDef("exprs", doc="index of the first row's first element"),
@@ -84,6 +89,9 @@ define(
         "b_turned": AttrDef("bool", False, doc="`b` is panels of columns of the reduced dimension"),
         "engine": AttrDef("str", "wgmma"),
         "fresh": AttrDef("bool", False, "the sums are those of this product alone"),
+        "steps": AttrDef("int", 0, "steps along the reduced dimension; 0: whole rows, or one fragment"),
+        "opens": AttrDef("bool", True, "the first op of its group"),
+        "closes": AttrDef("bool", True, "the last op of its group"),
     },
     results=0,
     infer=_infer_multiply,
@@ -100,7 +108,10 @@ define(
     "thread.warpgroup_wait",
     ("sums",),
     "Wait until at most `pending` groups of this warpgroup's multiplications are unfinished.",
-    attrs={"pending": AttrDef("int", 0)},
+    attrs={
+        "pending": AttrDef("int", 0),
+        "done": AttrDef("bool", False, "the sums are finished: the pending groups are those of others"),
+    },
     results=0,
     infer=_infer_wait,
     effects=frozenset({"read", "write", "async"}),

@@ -248,7 +248,10 @@ class _Walk:
                 )
             reads.add((channel.value, slot))
         if op.name == "thread.warpgroup_mma":
-            self.multiplying.append(reads)
+            if op["opens"] or not self.multiplying:
+                self.multiplying.append(reads)
+            else:
+                self.multiplying[-1] |= reads
 
     def slot(self, op: Op, buffer: Value) -> int:
         """The first index of an access to a buffer of a channel."""

@@ -55,7 +55,7 @@ def keeps_copies_in_flight(loop: Op) -> bool:
 
 def regrouped(pending: list[Access], op: Op) -> list[Access]:
     """The pending accesses after what closes a group of copies or multiplications, or waits for one."""
-    if op.name in _CLOSES:
+    if op.name in _CLOSES and op.get("closes", True):
         kind = _CLOSES[op.name]
         return [replace(a, group=a.group + 1) if a.group is not None and a.by == kind else a for a in pending]
     if op.name in _WAITS:

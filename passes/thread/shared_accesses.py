@@ -91,7 +91,8 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             if tile.tensor.space == "shared":
                 first, inner = op.exprs(start), 3 if op[turned] else 2
                 place = (*first[:-inner], *[None] * inner)
-                yield Access(tile, False, place, 1, mask, ranges, group=0, by="multiplications")
+                own = 0 if op["closes"] else -1
+                yield Access(tile, False, place, 1, mask, ranges, group=own, by="multiplications")
     if op.name == STORE_TILE:
         tile, first = op.operands[0], op.exprs("src")
         yield Access(tile, False, (*first[:-2], None, None), 1, mask, ranges, group=-1, by="stores")

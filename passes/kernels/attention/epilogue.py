@@ -22,6 +22,8 @@ VECTOR = 4
 PAD = 8
 #: vectors of a thread that are unrolled together
 UNROLL = 8
+#: columns of sums that a warp brings into rows at a time, and words added to each row: no bank conflicts
+PIECE_COLUMNS, PIECE_PAD = 32, 8
 
 
 class RowState:
@@ -172,6 +174,38 @@ def write_outputs(
             writer = TermWriter(w, env, {view.mixed: total})
             for out in view.outputs:
                 w.store(writer.value(out.term), w.outputs[out.value], writer.at(out.at))
+
+
+def write_pieces(
+    w: Writer, view: ResultTile, pieces: Value, mixed: Value, origin: Expr, batch: Mapping[str, Expr]
+) -> None:
+    """Store the kernel's results, maps of the 16 rows of accumulators of each warp from row `origin` on.
+
+    pieces: rows in shared memory for a part of the columns of each warp, [warps, 16, columns and pad].
+    """
+    rows, columns = view.size(view.rows), view.size(view.width)
+    tiles = mixed.tensor.shape[1]
+    part = pieces.tensor.shape[2] - PIECE_PAD
+    lanes = gcd(_lanes(view, columns), part)
+    warp, lane = w.simple(Sym("tid") // WARP), Sym("tid") % WARP
+    with w.loop("piece", tiles * MMA_N // part, unroll=1) as piece:
+        with w.loop("j", part // MMA_N, unroll=1) as j:
+            item = (0, w.simple(piece * (part // MMA_N) + j))
+            w.b.do("thread.store_fragment", mixed, pieces, at=(warp, 0, w.simple(j * MMA_N)), item=item)
+        vectors = part // lanes
+        with w.loop("e", -(-MMA_M * vectors // WARP), unroll=1) as step:
+            linear = w.simple(step * WARP + lane)
+            row, vector = w.unravel(linear, (MMA_M, vectors))
+            query, first = w.simple(origin + row), w.simple(piece * part + vector * lanes)
+            inside = (*w.below(linear, MMA_M * vectors), *w.below(query, rows), *w.below(first, columns))
+            with w.when(inside), w.loop("v", lanes, unroll=1) as v:
+                env: dict[str, Expr] = dict(batch)
+                for names, at in ((view.rows, query), (view.width, w.simple(first + v))):
+                    env.update(zip(names, w.unravel(at, _sizes(view, names)), strict=True))
+                total = w.load(pieces, (warp, row, vector * lanes + v))
+                writer = TermWriter(w, env, {view.mixed: total})
+                for out in view.outputs:
+                    w.store(writer.value(out.term), w.outputs[out.value], writer.at(out.at))
 
 
 def _lanes(view: ResultTile, columns: int) -> int:

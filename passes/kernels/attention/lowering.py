@@ -24,6 +24,7 @@ from tilewright.passes.kernels.attention.parameters import (
     width_tiles,
 )
 from tilewright.passes.kernels.attention.ring import TileRing
+from tilewright.passes.kernels.attention.roles import lower_attention_by_roles
 from tilewright.passes.kernels.attention.scores import ScoreMaps
 from tilewright.passes.kernels.attention.stage import StagedTile, TileLayout
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
@@ -40,7 +41,10 @@ def lower_attention(kernel: Func) -> Func:
     view = attention_view(kernel)
     if view is None:
         raise InputError("expected attention with factors of f16, bf16 or tf32", where=f"@{kernel.name}")
-    return _Attention(kernel, view, attention_parameters(kernel)).lower()
+    plan = attention_parameters(kernel)
+    if plan.by_roles:
+        return lower_attention_by_roles(kernel, view, plan)
+    return _Attention(kernel, view, plan).lower()
 
 
 class _Attention:

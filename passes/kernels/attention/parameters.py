@@ -14,6 +14,14 @@ from tilewright.passes.kernels.matrix.parameters import MAX_STAGES
 
 #: keys that a set of warps takes of a tile are a multiple of this
 KEY_STEP = 16
+#: engines that multiply: fragments of each warp, or warpgroups on what a role of their block copies
+MMA, WARPGROUPS = "mma", "wgmma"
+#: rows of queries of a warpgroup
+GROUP_ROWS = 64
+#: warps of the role that copies
+COPIER_WARPS = 4
+#: most sums of an instruction of a warpgroup
+MOST_COLUMNS = 256
 #: bytes of a swizzled row, or multiples of the last one
 _PITCHES = (32, 64, 128)
 
@@ -38,6 +46,10 @@ class AttentionParameters(AttrRecord):
     rows: queries of a block, shared by `warps` in tiles of 16; keys: of a tile; stages: tiles of keys and
     values in shared memory; resident: blocks per multiprocessor that registers leave room for; sets: of
     `warps` warps each, that share the keys of every tile.
+
+    engine: mma, or wgmma, where a role of four more warps copies, and each four of `warps` have 64 queries.
+    blocks: of the grid, each of which takes tile after tile of queries; 0: one for each tile. teams: roles
+    among which the warps are divided, which start their products in turn.
     """
 
     rows: int
@@ -46,10 +58,18 @@ class AttentionParameters(AttrRecord):
     stages: int
     resident: int = 1
     sets: int = 1
+    engine: str = MMA
+    blocks: int = 0
+    teams: int = 1
+
+    @property
+    def by_roles(self) -> bool:
+        """Whether a role copies and others multiply."""
+        return self.engine == WARPGROUPS
 
     @property
     def threads(self) -> int:
-        return WARP * self.warps * self.sets
+        return WARP * (self.warps * self.sets + COPIER_WARPS * self.by_roles)
 
     @property
     def part(self) -> int:
@@ -82,6 +102,25 @@ class AttentionParameters(AttrRecord):
         check_threads(self.threads)
         if self.stages > MAX_STAGES:
             raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+        if self.engine not in (MMA, WARPGROUPS):
+            raise InputError(f"expected engine '{MMA}' or '{WARPGROUPS}', got '{self.engine}'")
+        if self.by_roles:
+            self._check_roles()
+        elif self.blocks or self.teams != 1:
+            raise InputError(f"expected engine '{WARPGROUPS}' for blocks of several tiles and for teams")
+
+    def _check_roles(self) -> None:
+        if self.rows % GROUP_ROWS or self.row_tiles != 1 or self.sets != 1:
+            raise InputError(
+                f"expected {GROUP_ROWS} rows per four warps, one set, got {self.rows} of {self.warps} warps"
+            )
+        if self.keys > MOST_COLUMNS or self.stages < 2 or self.blocks < 0:
+            raise InputError(
+                f"expected at most {MOST_COLUMNS} keys, 2 stages or more, and no negative number of blocks, "
+                f"got {self.keys}, {self.stages} and {self.blocks}"
+            )
+        if self.teams not in (1, self.rows // GROUP_ROWS):
+            raise InputError(f"expected 1 or {self.rows // GROUP_ROWS} teams, got {self.teams}")
 
 
 def attention_parameters(kernel: Func) -> AttentionParameters:

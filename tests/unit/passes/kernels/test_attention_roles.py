@@ -1,0 +1,119 @@
+"""Attention by roles on warpgroups: results on the emulator against float64, bands of keys, machine code."""
+
+import numpy as np
+import pytest
+import sass
+from attention_training import emulated, exact, inputs_of, kernels_of, thread_form, training_attention
+
+from tilewright.codegen import emit_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.ir import InputError
+from tilewright.passes.kernels.attention.bands import Band, Steps, banded_score
+from tilewright.passes.kernels.attention.roles import by_rows
+from tilewright.passes.kernels.attention.view import attention_view
+from tilewright.passes.kernels.decision import decision_of, with_parameters
+
+pytestmark = pytest.mark.emulator
+ALWAYS = {"chain_kernels": "chain-kernels{attention=always}"}
+#: largest error over the largest value
+RESULT, LSE = {"f16": 1e-3, "bf16": 8e-3}, 1e-6
+
+
+def is_attention(func) -> bool:
+    decision = decision_of(func)
+    return decision is not None and decision.template == "attention"
+
+
+def with_roles(module, rows: int, keys: int, **more):
+    """The kernels of a graph, those of attention with warpgroups."""
+    kernels = kernels_of(module, **ALWAYS)
+    plan = {"rows": rows, "keys": keys, "warps": rows // 16, "engine": "wgmma", "sets": 1, "stages": 2}
+    plan |= {"resident": 1} | more
+    assert sum(map(is_attention, kernels.funcs)) == 1
+    return kernels.with_funcs(
+        tuple(with_parameters(f, **plan) if is_attention(f) else f for f in kernels.funcs)
+    )
+
+
+CASES = [
+    # tails of rows, keys and width; a bias that is read; two panels, the second one not full
+    ({"queries": 70, "keys": 70, "size": 80, "bias": True}, {"rows": 64, "keys": 32}),
+    # grouped keys, and what dropout keeps
+    (
+        {"heads": (2, 2), "queries": 72, "keys": 72, "shared": 1, "causal": True, "dropout": True},
+        {"rows": 64, "keys": 16},
+    ),
+    # blocks that stay take a long and a short tile in turn
+    (
+        {"heads": (3,), "queries": 256, "keys": 256, "causal": True, "dtype": "bf16"},
+        {"rows": 64, "keys": 32, "blocks": 2, "stages": 3},
+    ),
+    # as many keys for all; teams; more slots than tiles
+    ({"heads": (5,), "queries": 128, "keys": 32}, {"rows": 128, "keys": 32, "blocks": 3, "teams": 2}),
+]
+
+
+@pytest.mark.parametrize(("how", "plan"), CASES)
+def test_results_and_logarithms(how, plan):
+    module = training_attention(backward=False, **how)
+    inputs = inputs_of(module)
+    got = emulated(with_roles(module, **plan), inputs)
+    result, lse = (
+        np.abs(a.astype(np.float64) - b).max() / np.abs(b).max()
+        for a, b in zip(got, exact(module, inputs), strict=True)
+    )
+    assert result < RESULT[how.get("dtype", "f16")]
+    assert lse < LSE
+
+
+def test_a_causal_score_is_a_band():
+    module = kernels_of(training_attention(backward=False, queries=40, keys=40, causal=True), **ALWAYS)
+    (kernel,) = filter(is_attention, module.funcs)
+    view = attention_view(kernel)
+    assert view is not None
+    score = banded_score(by_rows(view))
+    assert score.band == Band(high=0)
+    assert score.inner == view.product  # tiles inside of the band need no mask
+
+
+def test_steps_meet_every_pair_of_the_band_and_mask_the_others():
+    queries, keys = 100, 90
+    row, key = np.arange(queries)[:, None], np.arange(keys)[None, :]
+    for band in (Band(high=-3 + 3), Band(high=7), Band(low=-20, high=0), Band(low=-31), Band()):
+        for rows, tile in ((64, 16), (32, 48), (64, 64)):
+            steps = Steps(band, rows, tile, -(-queries // rows), -(-keys // tile))
+            low, high = band.low, band.high
+            seen = (key - row >= (low if low is not None else -keys - queries)) & (
+                key - row <= (high if high is not None else keys + queries)
+            )
+            for r in range(steps.row_tiles):
+                first, last = steps.first(r), steps.last(r)
+                met = np.zeros(keys, bool)
+                met[first * tile : (last + 1) * tile] = True
+                own = seen[r * rows : (r + 1) * rows]
+                assert not own[:, ~met].any()
+                for step in range(steps.masked, last - first + 1):
+                    t = last - step
+                    inside = own[:, t * tile : (t + 1) * tile]
+                    beyond = (
+                        (key - row > high)[r * rows : (r + 1) * rows] if high is not None else ~own & False
+                    )
+                    assert not beyond[:, t * tile : (t + 1) * tile].any(), (band, rows, tile, r, step, inside)
+
+
+def test_blocks_stay_only_where_they_can_count_items():
+    module = training_attention(backward=False, queries=192, keys=192, causal=True)
+    with pytest.raises(InputError, match="equally many tiles of keys"):
+        emulated(with_roles(module, 64, 64, blocks=2), inputs_of(module))
+
+
+@pytest.mark.skipif(sass.nvdisasm() is None, reason="needs nvdisasm")
+def test_loops_multiply_without_waits_and_spills(tmp_path):
+    module = with_roles(
+        training_attention(backward=False, heads=(2,), queries=256, keys=256, size=128, causal=True), 128, 128
+    )
+    (kernel,) = filter(is_attention, module.funcs)
+    binary = compile_cuda(emit_cuda(thread_form(module, kernel)).source, arch="sm_90a")
+    code = sass.machine_code(binary, tmp_path)
+    assert not sass.faults(code, binary.log)
+    assert all(r.spill_bytes == 0 for r in binary.kernels.values())
