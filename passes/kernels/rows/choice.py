@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -11,6 +12,7 @@ from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.ir import Func, Op
+from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.types import itemsize
@@ -106,12 +108,26 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
         wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]
         if not wide or int(number) != wide[-1]:
             return None
-        return RowAccess(dims(anchor.op, "par")[anchor.rows[wide[-1]]], size, across=True, walks=walks)
+        side = dims(anchor.op, "par")[anchor.rows[wide[-1]]]
+        return RowAccess(side, size, across=True, walks=walks, asked_bytes=_asked_bytes(kernel, phases))
     kept = phases.kept(kernel)
     if walks > 1 and not kept:
         return None
     words = phases.kept_words(kernel) if walks > 1 else 0.0
     return RowAccess(anchor.extents()[-1], size, kept_words=words, walks=walks)
+
+
+def _asked_bytes(kernel: Func, phases: RowPhases) -> int:
+    """Bytes of parameters that all rows' walks ask for, at every place that they read on its own."""
+    anchor = phases.phases[0]
+    points = prod(dims(anchor.op, "par").values()) * prod(anchor.extents())
+    walked = [
+        itemsize(v.tensor.dtype) * len(found.indices)
+        for v, found in phases.uses.items()
+        if v in kernel.params
+        and any(d.startswith("col.") for at in found.indices for e in at for d in symbols(e))
+    ]
+    return points * sum(walked)
 
 
 def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:

@@ -11,7 +11,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
-from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.partial_sums import LONGEST_CHAIN
 
 POWERS = tuple(1 << e for e in range(11))
@@ -26,8 +26,9 @@ _BLOCK = (128, 512)
 _LARGEST_BLOCK = 1024
 #: share of the L2 cache that rows may fill which are walked along again
 _CACHED_SHARE = 0.7
-#: steps of a walk whose reads are asked for together
-_TOGETHER = 4
+#: steps of a walk whose reads are asked for together, at least and at most, and the bytes a thread asks for
+_TOGETHER = (4, 8)
+_ASKED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class RowAccess:
 
     inner: extent of the dimension along which elements are contiguous: the last one of a row, or, with
     `across`, of the rows. element_bytes: of the array read. kept_words: registers per element of a row that
-    several walks need, 0 where nothing is kept. walks: how often a row is walked along.
+    several walks need, 0 where nothing is kept. walks: how often a row is walked along. asked_bytes: what
+    the threads of all rows ask caches for, across rows: more than compulsory where rows share elements.
     """
 
     inner: int
@@ -44,6 +46,7 @@ class RowAccess:
     across: bool = False
     kept_words: float = 0.0
     walks: int = 1
+    asked_bytes: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -85,6 +88,11 @@ def _fits(problem: RowReduceProblem, access: RowAccess, threads: int, vec: int) 
     return keeps(steps, vec, access.kept_words)
 
 
+def steps_together(vec: int, element_bytes: int) -> int:
+    """Steps of a walk across rows whose vectors a thread asks for before it uses the first of them."""
+    return max(_TOGETHER[0], min(_TOGETHER[1], _ASKED_BYTES // (vec * element_bytes)))
+
+
 def keeps(steps: int, vec: int, words: float) -> bool:
     """Return whether a thread's registers hold its part of a row between walks: `words` for each element."""
     return words == 0.0 or (steps <= _KEPT_STEPS and steps * vec * words <= _KEPT_REGISTERS)
@@ -107,7 +115,8 @@ def _seconds(
     instructions = fit.start_instructions + steps * (fit.step_instructions * access.walks + vec * per_element)
     instructions += access.walks * (merge + (vec * sqrt(steps) if steps > LONGEST_CHAIN else 0.0))
     waits = access.walks * (exchanges * fit.exchange_clk + barriers * fit.barrier_clk)
-    together = steps if access.kept_words else min(steps, _TOGETHER)
+    asked = steps_together(vec, access.element_bytes) if access.across else _TOGETHER[0]
+    together = steps if access.kept_words else min(steps, asked)
     walks = 1 if access.kept_words else access.walks
     chain_clk = hardware.stream.block_start_clk + instructions + waits
     chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
@@ -130,7 +139,8 @@ def _seconds(
         walked = min(per_sm, resident) * hardware.sm_count * problem.row_length * p.rows_per_block
         cached = walked * access.element_bytes <= _CACHED_SHARE * hardware.l2_bytes
         again_s = problem.bytes_read / (hardware.l2_bytes_per_s if cached else rate)
-    moved_s = problem.compulsory_bytes / rate + (walks - 1) * again_s
+    l2_rate = hardware.sm_count * hardware.estimate_l2_bytes_per_sm_per_clk * hardware.clock_hz
+    moved_s = max(problem.compulsory_bytes / rate + (walks - 1) * again_s, access.asked_bytes / l2_rate)
     busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s
@@ -142,8 +152,11 @@ def _seconds(
 def _run_rate(
     problem: RowReduceProblem, hardware: GpuHardware, access: RowAccess, p: RowReduceParameters
 ) -> float:
-    """Share of the memory's rate that runs of neighbouring bytes of this length reach."""
+    """Share of the memory's rate that runs of neighbouring bytes of this length reach.
+
+    Of a sector that several blocks read, each has the whole brought to it.
+    """
     fit = hardware.rows
     side = min(p.rows_per_block, access.inner // p.vec) if access.across else p.threads_per_row
     run = min(side * p.vec, access.inner if access.across else problem.row_length) * access.element_bytes
-    return 1.0 - fit.halving_share * log2(max(1.0, fit.run_bytes / run))
+    return min(1.0, run / SECTOR_BYTES) * (1.0 - fit.halving_share * log2(max(1.0, fit.run_bytes / run)))

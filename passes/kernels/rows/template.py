@@ -7,10 +7,11 @@ from collections.abc import Callable
 from tilewright.costmodel import RowReduceParameters
 from tilewright.ir import Func
 from tilewright.passes.kernels.registry import register_choices, register_template
+from tilewright.passes.kernels.rows.across import lower_rows_across
 from tilewright.passes.kernels.rows.choice import choose_rows_of, least_rows_s
 from tilewright.passes.kernels.rows.lowering import lower_rows
 from tilewright.passes.kernels.rows.lowering_staged import lower_rows_staged
-from tilewright.passes.kernels.rows.walks import lower_rows_across, lower_rows_kept
+from tilewright.passes.kernels.rows.walks import lower_rows_kept
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 

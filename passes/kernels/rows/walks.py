@@ -45,6 +45,7 @@ class RowWalks(ABC):
         if found is None:
             raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
         self.kernel, self.row_phases, self.phases = kernel, found, found.phases
+        self.uses = found.uses
         self.extents = tuple(dims(self.phases[0].op, "par").values())
         #: values that stay in registers from one phase to the next
         self.reused: tuple[Value, ...] = ()
@@ -127,6 +128,13 @@ class RowWalks(ABC):
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
         """After the element at (step, v) of a phase was computed."""
 
+    def place_of(self, v: Value, phase: Phase, env: dict[str, Expr]) -> Index:
+        """The only index at which the phases read a kept value, at one point of a phase."""
+        here = {f"row.{k}": env[d] for k, d in enumerate(phase.rows)}
+        here |= {f"col.{k}": env[d] for k, d in enumerate(phase.columns)}
+        (index,) = self.uses[v].indices
+        return tuple(self.w.simple(substitute(e, here)) for e in index)
+
     # -- folds and stores ------------------------------------------------------------------------------------
     def valid(self) -> Mask:
         """Return whether this thread's group exists."""
@@ -159,6 +167,16 @@ class RowWalks(ABC):
                 w.store(w.b.const(neutral(phase.op), dtype), part, (v,))
             parts.append(part)
 
+        self.fold_steps(walk, parts)
+        for phase, name, part in zip(phases, names, parts, strict=True):
+            first = first_of(phase.op)
+            last = None if first == neutral(phase.op) else first
+            self.totals[phase.op.result] = self.merged(str(name), part, last)
+
+    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value]) -> None:
+        """Fold all steps of the phases of these numbers into their parts, registers of [vec] each."""
+        w, phases = self.w, [self.phases[number] for number in walk]
+
         def fold(count: int, from_step: Expr) -> None:
             with self.walk(count, reads=True) as within:
                 step = within if from_step == 0 else w.simple(from_step + within)
@@ -167,19 +185,15 @@ class RowWalks(ABC):
                     for number, phase, part in zip(walk, phases, parts, strict=True):
                         self.fetch(number, column)
                         with self.elements(phase, whole=False) as v:
-                            self._fold(number, column, (step, v), part)
+                            self.fold_element(number, column, (step, v), part)
 
         steps = self.steps(phases[0])
         if self.reused:  # registers of kept values are named by steps
             fold(steps, 0)
         else:
             in_runs(w, [phase.op for phase in phases], steps, parts, fold)
-        for phase, name, part in zip(phases, names, parts, strict=True):
-            first = first_of(phase.op)
-            last = None if first == neutral(phase.op) else first
-            self.totals[phase.op.result] = self.merged(str(name), part, last)
 
-    def _fold(self, number: int, column: Index, at: Index, part: Value) -> None:
+    def fold_element(self, number: int, column: Index, at: Index, part: Value) -> None:
         """Fold the element at (step, v) of a reduction into this thread's part."""
         step, v = at
         phase = self.phases[number]
@@ -210,94 +224,6 @@ class RowWalks(ABC):
                 w.store(value, w.outputs[r], place)
 
 
-#: steps of a fold whose reads are asked for together
-UNROLLED_STEPS = 4
-
-
-def lower_rows_across(kernel: Func) -> Func:
-    """The thread-level function of a row kernel whose threads share neighbouring rows.
-
-    params: threads_per_row (a power of two) that share `vec` neighbouring rows, rows_per_block such groups,
-    the threads of different groups side by side. `vec` must divide the extent of the last row dimension of
-    more than one index (else InputError).
-
-    rewrite:  tensor.reduce, tensor.map, ...
-        -->   strided folds of vectors of rows, a tree in shared memory, stores of vectors of rows
-    """
-    return _RowsAcross(kernel).lower()
-
-
-class _RowsAcross(RowWalks):
-    """`vec` counts rows: the elements of a step are the same column of neighbouring rows."""
-
-    def __init__(self, kernel: Func) -> None:
-        super().__init__(kernel)
-        groups = list(self.extents)
-        self.inner = max((i for i, n in enumerate(groups) if n > 1), default=0)
-        if groups:
-            self.check_vector(groups[self.inner])
-            groups[self.inner] //= self.vec
-        self.place(groups, lanes_inner=False)
-
-    def walk(self, steps: int, *, reads: bool) -> AbstractContextManager[Expr]:
-        unroll = 1 if steps <= UNROLLED_STEPS else UNROLLED_STEPS if steps % UNROLLED_STEPS == 0 else 0
-        return self.w.loop("s", steps, unroll=unroll if reads else 0)
-
-    def shape(self, phase: Phase) -> tuple[int, ...]:
-        return phase.extents()
-
-    def elements(self, phase: Phase, *, whole: bool) -> AbstractContextManager[Expr]:
-        return self.w.loop("v", self.vec, unroll=1)
-
-    def env(self, phase: Phase, column: Index, v: Expr) -> dict[str, Expr]:
-        row = dict(zip(phase.rows, self._row(v), strict=True))
-        return {**row, **dict(zip(phase.columns, column, strict=True))} if column else row
-
-    def _row(self, v: Expr) -> Index:
-        """The index of one of this thread's rows."""
-        if not self.at:
-            return ()
-        inner = self.w.simple(self.at[self.inner] * self.vec + v)
-        return (*self.at[: self.inner], inner, *self.at[self.inner + 1 :])
-
-    def totals_at(self, v: Expr) -> Mapping[Value, Value]:
-        return {r: self.w.load(kept, (v,)) for r, kept in self.totals.items()}
-
-    def begin(self, number: int) -> None:
-        return
-
-    def fetch(self, number: int, column: Index) -> None:
-        return
-
-    def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
-        return
-
-    def merged(self, name: str, part: Value, last: float | None) -> Value:
-        w, dtype = self.w, part.tensor.dtype
-        shared = self._tree(name, part) if self.width > 1 else None
-        total = w.alloc((self.vec,), dtype, "reg", "total")
-        with w.loop("v", self.vec, unroll=1) as v:
-            x = w.load(part, (v,)) if shared is None else w.load(shared, (0, self.slot, v))
-            w.store(x if last is None else w.b.value(name, x, w.b.const(last, dtype)), total, (v,))
-        return total
-
-    def _tree(self, name: str, part: Value) -> Value:
-        """The parts of all threads of a group, merged into the first row of the shared buffer given back."""
-        w = self.w
-        shared = w.alloc((self.width, self.rows, self.vec), part.tensor.dtype, "shared", "partial")
-        with w.loop("v", self.vec, unroll=1) as v:
-            w.store(w.load(part, (v,)), shared, (self.lane, self.slot, v))
-        half = self.width // 2
-        while half:
-            with w.when(((self.lane, 0, half),)), w.loop("v", self.vec, unroll=1) as v:
-                other = w.load(shared, (self.lane + half, self.slot, v))
-                merged = w.b.value(name, w.load(part, (v,)), other)
-                w.store(merged, part, (v,))
-                w.store(merged, shared, (self.lane, self.slot, v))
-            half //= 2
-        return shared
-
-
 #: steps of a walk whose reads are asked for together
 MOST_TOGETHER = 8
 _SUM_BYTES = 4
@@ -326,7 +252,6 @@ class RowsKept(RowWalks):
                 f"expected blocks of whole warps, got {self.rows} rows of {self.width} threads",
                 where=self.where,
             )
-        self.uses = self.row_phases.uses
         #: registers of kept values, [steps, vec] each
         self.kept: dict[Value, Value] = {}
         self.check_columns()
@@ -385,15 +310,8 @@ class RowsKept(RowWalks):
             with self.walk(self.steps(phase)) as step:
                 mask, column = self.step_at(phase, step)
                 with w.when(mask), self.elements(phase) as lane:
-                    place = self._place(v, phase, self.env(phase, column, lane))
+                    place = self.place_of(v, phase, self.env(phase, column, lane))
                     w.store(w.load(w.inputs[v], place), self.kept[v], (step, lane))
-
-    def _place(self, v: Value, phase: Phase, env: dict[str, Expr]) -> Index:
-        """The only index at which the phases read a kept value, at one point of a phase."""
-        here = {f"row.{k}": env[d] for k, d in enumerate(phase.rows)}
-        here |= {f"col.{k}": env[d] for k, d in enumerate(phase.columns)}
-        (index,) = self.uses[v].indices
-        return tuple(self.w.simple(substitute(e, here)) for e in index)
 
     def begin(self, number: int) -> None:
         """Registers for the computed values that this phase is the first to need."""
@@ -416,7 +334,7 @@ class RowsKept(RowWalks):
             if any(last in symbols(e) for at in found.indices for e in at):
                 buffer = w.alloc((self.vec,), value.tensor.dtype, "reg", "read")
                 with self.elements(phase) as lane:
-                    place = self._place(value, phase, self.env(phase, column, lane))
+                    place = self.place_of(value, phase, self.env(phase, column, lane))
                     w.store(w.load(w.inputs[value], place), buffer, (lane,))
                 self.fetched[value] = buffer
 
@@ -430,7 +348,7 @@ class RowsKept(RowWalks):
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
         for value in self.reused:
             if value not in self.w.inputs and self.uses[value].phases[0] == number:
-                found = points.value(value, self._place(value, self.phases[number], env))
+                found = points.value(value, self.place_of(value, self.phases[number], env))
                 self.w.store(found, self.kept[value], at)
 
     # -- reductions ------------------------------------------------------------------------------------------

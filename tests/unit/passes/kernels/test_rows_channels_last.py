@@ -107,8 +107,22 @@ def test_sums_walk_together(layout, kind, params, target):
 def test_independent_sums_are_one_walk():
     func = parse(moments("last")).funcs[0]
     assert row_phases(func).walks == ((0, 1), (2,))
-    source = source_of(moments("last"), "rows_across", (8, 4, 4))
+    source = source_of(moments("last"), "rows_across", (4, 1, 4))
     assert source.count("for (int s") == 2
+
+
+def test_what_a_few_steps_read_is_asked_for_before_it_is_used():
+    source = source_of(
+        POOL.replace("f32[3, 5, 4, 12]", "f32[3, 15, 4, 12]").replace("y: 5", "y: 15"),
+        "rows_across",
+        (4, 16, 4),
+    )
+    read, used = source.index("&x["), source.index("asked_v")
+    loops = [
+        source.index(f"for (int {name} = 0; {name} < {n};") for name, n in (("s", 3), ("u", 4), ("u1", 4))
+    ]
+    assert loops[0] < loops[1] < read < loops[2] < used
+    assert "if (" not in source[loops[0] : used].replace("if (bid_x", "")
 
 
 def source_of(text, kind, params):
@@ -134,7 +148,7 @@ def test_a_kept_row_is_read_once():
 
 def test_rows_side_by_side_are_read_as_vectors():
     source = source_of(POOL, "rows_across", (4, 16, 4))
-    assert source.count("*(const float4*)&x[") == 1
+    assert source.count("*(const float4*)&x[") == source.count("&x[") == 2  # the last step is checked
 
 
 def test_impossible_parameters_are_named():
