@@ -94,7 +94,9 @@ class StreamProblem:
     """A map: bytes in and out, output elements, and operations.
 
     Of the `reads` per element, `gathers` are at computed places, each with its own address and bounds checks;
-    the others are where the element itself is.
+    the others are where the element itself is. `flops` are those of threads that have all neighbours which
+    share results; shared: (neighbours, operations whose results so many neighbouring elements share, counted
+    for each element).
     """
 
     bytes_read: int
@@ -103,6 +105,7 @@ class StreamProblem:
     flops: int
     reads: int = 1
     gathers: int = 0
+    shared: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops", "reads", "gathers"))
@@ -111,6 +114,11 @@ class StreamProblem:
     def compulsory_bytes(self) -> float:
         """All bytes read and written."""
         return float(self.bytes_read + self.bytes_written)
+
+    def flops_beside(self, neighbours: int) -> float:
+        """Operations of threads that have so many neighbouring elements each."""
+        again = (flops * (1.0 / min(neighbours, n) - 1.0 / n) for n, flops in self.shared)
+        return self.flops + sum(again)
 
 
 @dataclass(frozen=True)
@@ -229,7 +237,7 @@ GlobalProblem = LineProblem | StreamProblem | WindowProblem | RowReduceProblem
 def _check_counts(problem: object, allow_zero: tuple[str, ...]) -> None:
     for item in fields(problem):  # type: ignore[arg-type]
         value = getattr(problem, item.name)
-        if item.name in ("pad", "rows_inner"):
+        if item.name in ("pad", "rows_inner", "shared"):
             continue
         least = 0 if item.name in allow_zero else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -31,7 +31,7 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> ParameterChoice[Ma
 
     def seconds(p: MapParameters) -> float:
         work = p.vec * p.items
-        instructions = problem.flops / problem.elements * work + 3.0 * p.items
+        instructions = problem.flops_beside(p.vec) / problem.elements * work + 3.0 * p.items
         threads = -(-problem.elements // work)
         if isinstance(hardware, CpuHardware):
             instructions += (

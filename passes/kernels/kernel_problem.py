@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
@@ -15,6 +16,7 @@ from tilewright.ir.simplify import Ranges, coefficients, interval, simplify
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
+from tilewright.passes.analysis.shared_work import free_ops, shared_work
 
 #: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
 NARROW_COLUMNS = 8
@@ -185,8 +187,20 @@ def stream_problem(kernel: Func) -> StreamProblem:
     written = sum(v.tensor.nbytes for v in _outputs(kernel))
     count = sum(v in kernel.params for op in ops for v in op.operands)
     gathers = sum(map(_gathers, ops))
-    flops = max(1, work) * points
-    return StreamProblem(traffic(kernel) - written, written, points, flops, max(1, count), gathers)
+    shared: Counter[int] = Counter()
+    for op in ops:
+        shared.update(shared_work(op))
+    once = sum(n - n / neighbours for neighbours, n in shared.items())
+    once += sum(o.name != "scalar.yield" for op in ops for o in free_ops(op))
+    return StreamProblem(
+        traffic(kernel) - written,
+        written,
+        points,
+        int(max(1, work - once) * points),
+        max(1, count),
+        gathers,
+        tuple(sorted((neighbours, n * points) for neighbours, n in shared.items())),
+    )
 
 
 def _gathers(op: Op) -> int:

@@ -1,0 +1,95 @@
+"""Scalar work that neighbouring points of a map share: what depends on neither their place nor their values.
+
+A random word of four elements is one call for all of them, and a factor per row is one for the row. A thread
+that has several neighbours computes such values once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Set
+
+from tilewright.ir import Expr, Op, Sym
+from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor.ops import dims, ranges_of, reads
+
+#: neighbours along the last dimension that one thread has at most
+MOST_NEIGHBOURS = 16
+_FREE = frozenset({"scalar.yield", "scalar.const"})
+#: whole numbers that fill one or two registers: between them a cast is another name
+_WHOLE = frozenset({"i32", "u32", "i64", "u64"})
+_WIDE = frozenset({"i64", "u64"})
+_REGISTER_BITS = 32
+_BITWISE = frozenset({"scalar.bit_and", "scalar.bit_or", "scalar.bit_xor"})
+
+
+def shared_work(op: Op) -> Mapping[int, int]:
+    """Scalar ops of a map's body by the number of neighbours that share their results, where it is above 1.
+
+    Numbers are powers of two up to MOST_NEIGHBOURS. Aligned groups of so many indices of the last dimension
+    find the same results.
+    """
+    if op.name != "tensor.map" or op.body is None:
+        return {}
+    par = dims(op, "par")
+    last = next((d for d in reversed(par) if par[d] > 1), "")
+    if not last:
+        return {}
+    shared: dict[object, int] = {}
+    for parameter, at in zip(op.body.params, reads(op), strict=True):
+        shared[parameter] = min((_sharing(op, e, last, par[last]) for e in at), default=MOST_NEIGHBOURS)
+    found: Counter[int] = Counter()
+    free = free_ops(op)
+    for o in op.body.ops:
+        sharing = min((shared[v] for v in o.operands), default=MOST_NEIGHBOURS)
+        if o.name == "scalar.index":
+            sharing = _sharing(op, o["at"], last, par[last])  # type: ignore[arg-type]
+        shared.update(dict.fromkeys(o.results, sharing))
+        if sharing > 1 and o not in free:
+            found[sharing] += 1
+    return found
+
+
+def free_ops(op: Op) -> Set[Op]:
+    """The scalar ops of a body that take no instruction of their own.
+
+    Constants; casts between whole numbers of one and two registers, which only rename them, as a shift of two
+    by 32 does; bit operations on what another one found for them alone, since one instruction does both.
+    """
+    ops = op.body.ops if op.body is not None else ()
+    made = {r: o for o in ops for r in o.results}
+    readers = Counter(v for o in ops for v in o.operands)
+    free: set[Op] = set()
+    for o in ops:
+        producers = [made.get(v) for v in o.operands]
+        if o.name == "scalar.cast":
+            is_free = {o.operands[0].type.dtype, o.result.type.dtype} <= _WHOLE
+        elif o.name == "scalar.shr":
+            by = producers[1]
+            is_free = o.result.type.dtype in _WIDE and by is not None and by.get("value") == _REGISTER_BITS
+        elif o.name in _BITWISE:
+            is_free = any(
+                p is not None and p.name in _BITWISE and p not in free and readers[p.result] == 1
+                for p in producers
+            )
+        else:
+            is_free = o.name in _FREE
+        if is_free:
+            free.add(o)
+    return free
+
+
+def _sharing(op: Op, e: Expr, last: str, extent: int) -> int:
+    """The largest number of neighbours for which an index is the same."""
+    if last not in symbols(e):
+        return MOST_NEIGHBOURS
+    n = MOST_NEIGHBOURS
+    while n > 1:
+        if extent % n == 0:
+            group, within = f"{last}.group", f"{last}.within"
+            ranges = {**ranges_of(op), group: (0, extent // n - 1), within: (0, n - 1)}
+            if within not in symbols(simplify(substitute(e, {last: Sym(group) * n + Sym(within)}), ranges)):
+                return n
+        n //= 2
+    return 1
