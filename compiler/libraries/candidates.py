@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module, Op, Value
 from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.attention_backward import gradients_in
 from tilewright.libraries.matching.convolution import convolution_of
 from tilewright.libraries.matching.epilogue import EpilogueMatch, absorbed
 from tilewright.libraries.matching.library_call import LibraryCall
@@ -163,8 +164,8 @@ def convolutions_in(kernel: Func) -> list[LibraryCall]:
 
 
 def graphs_in(kernel: Func) -> list[LibraryCall]:
-    """The ways to leave a convolution, attention or a normalisation to cuDNN."""
-    return convolutions_in(kernel) or attentions_in(kernel) or norms_in(kernel)
+    """The ways to leave a convolution, attention, its gradients or a normalisation to cuDNN."""
+    return convolutions_in(kernel) or attentions_in(kernel) or gradients_in(kernel) or norms_in(kernel)
 
 
 #: what finds the work of each library in a kernel

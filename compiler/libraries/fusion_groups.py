@@ -1,7 +1,7 @@
 """Kernels that follow each other in @main and that a library may compute with one call.
 
-These are attention that several kernels compute one after another, and long sums that one kernel computes in
-parts and another one adds.
+These are attention that several kernels compute one after another, its gradients, and long sums that one
+kernel computes in parts and another one adds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, TensorType, Value
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.libraries.matching.attention import attentions_in
+from tilewright.libraries.matching.attention_backward import gradients_in
 from tilewright.libraries.matching.constants import KernelConstants, facts_in
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.contract.template import CONTRACT
@@ -25,11 +26,13 @@ MAX_KERNELS = 4
 
 @dataclass(frozen=True, eq=False)
 class FusionGroup:
-    """Calls of kernels whose results only the next of them reads, and the one kernel that computes the same.
+    """Calls of kernels whose results only later ones of them read, and the one kernel that computes the same.
 
-    kernels: those called, in order; all but the last have one result. fused: the one kernel; its parameters
-    are what `wiring` says: per kernel and parameter the position in those of the fused one, or -1 - i for the
-    result of kernel i. sites: the calls in @main; arguments: of the fused kernel at each site.
+    kernels: those called, in order; one whose result another reads has one result. fused: the one kernel;
+    its parameters are what `wiring` says: per kernel and parameter the position in those of the fused one, or
+    -1 - i for the result of kernel i. sites: the calls in @main; arguments: of the fused kernel at each site.
+    returned: its results as kernel and result; those of the last kernel where none are named. place: the call
+    of a site in whose place the fused one is called.
     """
 
     kernels: tuple[Func, ...]
@@ -37,6 +40,12 @@ class FusionGroup:
     wiring: tuple[tuple[int, ...], ...]
     sites: tuple[tuple[Op, ...], ...]
     arguments: tuple[tuple[Value, ...], ...]
+    returned: tuple[tuple[int, int], ...] = ()
+    place: int = -1
+
+    def results(self, site: Sequence[Op]) -> tuple[Value, ...]:
+        """The values of @main that the fused kernel gives in the place of these calls."""
+        return tuple(site[i].results[r] for i, r in self.returned) if self.returned else site[-1].results
 
     @property
     def chosen(self) -> str:
@@ -63,26 +72,33 @@ class FusionGroup:
         for f, places in zip(self.kernels, self.wiring, strict=True):
             operands = [params[at] if at >= 0 else results[-1 - at][0] for at in places]
             results.append(b.emit("tensor.call", operands, {"callee": Ref(f.name)}, types=f.result_types))
-        b.emit("tensor.return", results[-1])
-        main = Func(Level.TENSOR, "main", Block(params, tuple(b.ops)), self.kernels[-1].result_types)
+        given = [results[i][r] for i, r in self.returned] if self.returned else results[-1]
+        b.emit("tensor.return", given)
+        types = tuple(v.type for v in given)
+        main = Func(Level.TENSOR, "main", Block(params, tuple(b.ops)), types)
         unique = {f.name: f for f in self.kernels}
         return Module(self.fused.name, (*unique.values(), main))
 
 
 def fusion_groups_of(module: Module) -> Iterator[FusionGroup]:
-    """Attention, then sums in parts; those may share calls with each other."""
+    """Attention, its gradients, then sums in parts; those may share calls with each other."""
     yield from attention_groups(module)
+    yield from gradient_groups(module)
     yield from split_sums(module)
 
 
 def with_fused_kernels(module: Module, chosen: Collection[FusionGroup]) -> Module:
     """The module that calls the fused kernels at their sites; no two of them may share a call."""
     calls = {
-        id(site[-1]): replace(site[-1].with_attrs(callee=Ref(group.fused.name)), operands=arguments)
+        id(site[group.place]): replace(
+            site[group.place].with_attrs(callee=Ref(group.fused.name)),
+            operands=arguments,
+            results=group.results(site),
+        )
         for group in chosen
         for site, arguments in zip(group.sites, group.arguments, strict=True)
     }
-    dropped = {id(op) for group in chosen for site in group.sites for op in site[:-1]}
+    dropped = {id(op) for group in chosen for site in group.sites for op in site} - set(calls)
     ops = [calls.get(id(op), op) for op in module.main.body.ops if id(op) not in dropped]
     entry = module.main.with_body(module.main.body.with_ops(tuple(ops)))
     called = {op.get("callee") for op in ops}
@@ -111,16 +127,94 @@ def attention_groups(module: Module) -> list[FusionGroup]:
             group = _attention_group(calls, kernels, constants)
             if group is None:
                 continue
-            key = f"{[f.name for f in group.kernels]} {kernel_text(group.fused)}"
-            if key in by_text:
-                first = by_text[key]
-                by_text[key] = replace(
-                    first, sites=(*first.sites, *group.sites), arguments=(*first.arguments, *group.arguments)
-                )
-            else:
-                by_text[key] = replace(group, fused=_named(group.fused, names))
+            _collect(group, by_text, names)
             break
     return list(by_text.values())
+
+
+def _collect(group: FusionGroup, by_text: dict[str, FusionGroup], names: set[str]) -> None:
+    """Add the sites of a group to those of an equal one, or the group under a name of its own."""
+    key = f"{[f.name for f in group.kernels]} {group.returned} {kernel_text(group.fused)}"
+    if key in by_text:
+        first = by_text[key]
+        by_text[key] = replace(
+            first, sites=(*first.sites, *group.sites), arguments=(*first.arguments, *group.arguments)
+        )
+    else:
+        by_text[key] = replace(group, fused=_named(group.fused, names))
+
+
+def gradient_groups(module: Module) -> list[FusionGroup]:
+    """The gradients of attention by queries, keys and values, each computed with its weights by itself.
+
+    A call gives dq, another dk and dv, or each of them, and one the sums over rows that they read.
+    """
+    kernels = {f.name: f for f in module.funcs if f.name != "main"}
+    constants, names = KernelConstants(module), set(kernels)
+    ops = [op for op in module.main.body.ops if isinstance(op.get("callee"), Ref)]
+    position = {id(op): i for i, op in enumerate(module.main.body.ops)}
+    maker = {r: op for op in ops for r in op.results}
+    readers: dict[Value, list[Op]] = {}
+    for op in module.main.body.ops:
+        for v in dict.fromkeys(op.operands):
+            readers.setdefault(v, []).append(op)
+    by_text: dict[str, FusionGroup] = {}
+    for rows in ops:
+        if len(rows.results) != 1 or not _sums_rows(kernels[callee_of(rows)]):
+            continue
+        ends = readers.get(rows.result, [])
+        pairs = all(op in ops and _contracts([kernels[callee_of(op)]]) >= 2 for op in ends)
+        if not pairs or not 2 <= len(ends) <= 3:
+            continue
+        calls = (rows, *ends)
+        missing = 3 - sum(len(op.results) for op in ends)
+        if missing == 1:  # dv reads no sums of rows: it is the call that shares most operands
+            others = (op for op in ops if op not in calls and _contracts([kernels[callee_of(op)]]) == 2)
+            shared = [op for op in others if len(set(op.operands) & set(ends[0].operands)) >= 4]
+            calls = (*calls, *shared) if len(shared) == 1 else calls
+        if sum(len(op.results) for op in calls) != 4:
+            continue
+        calls = tuple(sorted(calls, key=lambda op: position[id(op)]))
+        group = _gradient_group(calls, kernels, constants)
+        if group is not None and _placed(group, maker, position):
+            _collect(group, by_text, names)
+    return list(by_text.values())
+
+
+def _sums_rows(kernel: Func) -> bool:
+    """Return whether a kernel is a sum over rows of products of its parameters."""
+    ops = kernel.body.ops[:-1]
+    return len(ops) == 1 and ops[0].name == "tensor.reduce" and len(ops[0].operands) == 2
+
+
+def _placed(group: FusionGroup, maker: Mapping[Value, Op], position: Mapping[int, int]) -> bool:
+    """Return whether all arguments are there where the fused kernel is to be called."""
+    (site,), (arguments,) = group.sites, group.arguments
+    at = position[id(site[group.place])]
+    return all(position[id(maker[v])] < at for v in arguments if v in maker)
+
+
+def _gradient_group(
+    calls: tuple[Op, ...], kernels: dict[str, Func], constants: KernelConstants
+) -> FusionGroup | None:
+    called = [kernels[callee_of(op)] for op in calls]
+    inner = {v for op in calls for v in op.operands}
+    outputs = {r for op in calls for r in op.results if r not in inner}
+    fused, arguments, returned = merged(calls, kernels, outputs, f"{called[-1].name}_gradients", once=True)
+    fused = constants.computed_in(fused, arguments)
+    if not gradients_in(fused):
+        return None
+    made = {r: (i, j) for i, op in enumerate(calls) for j, r in enumerate(op.results)}
+    place = {v: i for i, v in enumerate(arguments)}
+    wiring = tuple(tuple(-1 - made[v][0] if v in made else place[v] for v in op.operands) for op in calls)
+    cost = cost_of(called[-1])
+    if cost is not None:
+        cost = replace(cost, estimate_s=sum(map(estimate_of, called)))
+    fused = fused.with_attrs(**{DECISION: KernelDecision(CONTRACT.name, None, cost)})
+    first = next(i for i, op in enumerate(calls) if outputs & set(op.results))
+    return FusionGroup(
+        tuple(called), fused, wiring, (calls,), (tuple(arguments),), tuple(made[v] for v in returned), first
+    )
 
 
 def _ending_in(calls: tuple[Op, ...], producer: Mapping[Value, Op]) -> Iterator[tuple[Op, ...]]:

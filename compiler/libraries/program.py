@@ -43,7 +43,8 @@ def program_around(kernel: Func, call: LibraryCall) -> Module:
         used = {v for op in later for v in op.operands} | set(returned)
         if suffix in ("before", "weights"):
             used.update(call.operands)
-        results = [r for op in part for r in op.results if r in used]
+        made = call.results if suffix == "library" else [r for op in part for r in op.results]
+        results = [r for r in made if r in used]
         operands = call.operands if suffix == "library" else _free(part)
         func = outlined(f"{kernel.name}_{suffix}", part, operands, results)
         values = main.emit(

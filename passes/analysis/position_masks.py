@@ -69,15 +69,22 @@ def computed_mask(b: Builder, t: TensorType, numbers: MaskNumbers) -> Value:
     return value
 
 
-def positional(term: Term, env: Mapping[str, np.ndarray | int]) -> np.ndarray | None:
-    """The values of a term that indices alone decide, at these ones; None for other terms."""
+def positional(
+    term: Term, env: Mapping[str, np.ndarray | int], known: Mapping[Term, np.ndarray] | None = None
+) -> np.ndarray | None:
+    """The values of a term that indices alone decide, at these ones; None for other terms.
+
+    known: values of terms inside it that indices need not decide.
+    """
+    if known is not None and term in known:
+        return known[term]
     if isinstance(term, Position):
         if not set(symbols(term.at)) <= set(env):
             return None
         return np.asarray(evaluate(term.at, env)).astype(numpy_dtype(term.type.dtype))
     if not isinstance(term, Apply):
         return None
-    run, args = op_def(term.name).evaluate, [positional(a, env) for a in term.args]
+    run, args = op_def(term.name).evaluate, [positional(a, env, known) for a in term.args]
     values = [a for a in args if a is not None]
     if run is None or len(values) < len(args):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
-from tilewright.runtime.libraries.attention import AttentionProblem
+from tilewright.runtime.libraries.attention import AttentionBackwardProblem, AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4, ConvolutionProblem
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.norm import NormProblem
@@ -18,7 +18,8 @@ from tilewright.runtime.libraries.problem import Problem
 
 _DATA_TYPE = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
 #: numbers that name the arrays of a graph
-UIDS = {"a": 1, "b": 2, "bias": 3, "c": 4, "d": 5, "q": 6, "k": 7, "v": 8, "x": 9, "scale": 10, "epsilon": 11}
+UIDS = {"a": 1, "b": 2, "bias": 3, "c": 4, "d": 5, "q": 6, "k": 7, "v": 8, "x": 9, "scale": 10, "epsilon": 11,
+        "stats": 12, "g": 13, "dq": 14, "dk": 15, "dv": 16}  # fmt: skip
 #: numerical notes of plans that compute something else than what was asked for
 _NEVER = ("REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "NONDETERMINISTIC")
 
@@ -79,7 +80,8 @@ class Cudnn:
 
     def __init__(self, package: Any = None) -> None:
         self._package = open_cudnn() if package is None else package
-        self._errors = (self._package.cudnnGraphNotSupportedError, RuntimeError)
+        # Newer packages raise ValueError for a plan that its numerical notes leave out.
+        self._errors = (self._package.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         try:
             self._handle = self._package.create_handle()
         except self._errors as error:
@@ -213,12 +215,14 @@ def _start_bytes(problem: Any, role: str) -> int:
 
 
 def described(package: Any, handle: Any, problem: Problem) -> Any:
-    """The graph of a problem, its result being the array `d`; not validated yet.
+    """The graph of a problem, its results being the arrays it writes; not validated yet.
 
     Raises what the package raises where it takes no such graph.
     """
     if isinstance(problem, AttentionProblem):
         return _GraphBuilder(package, handle, problem.dtype).attention(problem)
+    if isinstance(problem, AttentionBackwardProblem):
+        return _GraphBuilder(package, handle, problem.dtype).attention_backward(problem)
     if isinstance(problem, NormProblem):
         return _GraphBuilder(package, handle, problem.dtype).norm(problem)
     assert isinstance(problem, ConvolutionProblem)
@@ -254,8 +258,8 @@ class _GraphBuilder:
         """One element per channel."""
         return self._array(role, Array4((1, length, 1, 1), (length, 1, length, length)), dtype)
 
-    def _result(self, value: Any, array: Array4, dtype: str) -> Any:
-        value.set_output(True).set_uid(UIDS["d"]).set_dim(list(array.dims))
+    def _result(self, value: Any, array: Array4, dtype: str, role: str = "d") -> Any:
+        value.set_output(True).set_uid(UIDS[role]).set_dim(list(array.dims))
         value.set_stride(list(array.strides))
         value.set_data_type(self._type(dtype))
         return self.graph
@@ -277,18 +281,34 @@ class _GraphBuilder:
         return self._result(value, p.d, p.result)
 
     def attention(self, p: AttentionProblem) -> Any:
-        options: dict[str, Any] = {}
+        options = self._causal(p.causal)
         if p.bias is not None:
             options["bias"] = self._array("bias", p.bias, p.bias_dtype)
-        if p.causal:
-            options["diagonal_alignment"] = self.package.diagonal_alignment.TOP_LEFT
-            options["diagonal_band_right_bound"] = 0
         q, k, v = (self._array(role, getattr(p, role), p.dtype) for role in ("q", "k", "v"))
-        value, _ = self.graph.sdpa(
-            q=q, k=k, v=v, attn_scale=p.scale, generate_stats=False, compute_data_type=self.compute,
-            **options,
+        value, stats = self.graph.sdpa(
+            q=q, k=k, v=v, attn_scale=p.scale, generate_stats=p.stats is not None,
+            compute_data_type=self.compute, **options,
         )  # fmt: skip
+        if p.stats is not None:
+            self._result(stats, p.stats, "float32", "stats")
         return self._result(value, p.d, p.dtype)
+
+    def attention_backward(self, p: AttentionBackwardProblem) -> Any:
+        q, k, v, o, g = (self._array(role, getattr(p, role), p.dtype) for role in ("q", "k", "v", "d", "g"))
+        gradients = self.graph.sdpa_backward(
+            q=q, k=k, v=v, o=o, dO=g, stats=self._array("stats", p.stats, "float32"), attn_scale=p.scale,
+            use_deterministic_algorithm=True, compute_data_type=self.compute, **self._causal(p.causal),
+        )  # fmt: skip
+        for role, value in zip(("dq", "dk", "dv"), gradients, strict=True):
+            self._result(value, getattr(p, role), p.dtype, role)
+        return self.graph
+
+    def _causal(self, causal: bool) -> dict[str, Any]:
+        """What hides keys behind the diagonal, which begins with the first query and the first key."""
+        if not causal:
+            return {}
+        first = self.package.diagonal_alignment.TOP_LEFT
+        return {"diagonal_alignment": first, "diagonal_band_right_bound": 0}
 
     def norm(self, p: NormProblem) -> Any:
         columns = p.x.dims[1]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.runtime.errors import InputError
-from tilewright.runtime.libraries.attention import AttentionProblem
+from tilewright.runtime.libraries.attention import AttentionBackwardProblem, AttentionProblem
 from tilewright.runtime.libraries.convolution import ConvolutionProblem
 from tilewright.runtime.libraries.matmul import MatmulProblem
 from tilewright.runtime.libraries.norm import NormProblem
@@ -21,9 +21,10 @@ PROBLEMS: dict[str, type] = {
     "matmul": MatmulProblem,
     "convolution": ConvolutionProblem,
     "attention": AttentionProblem,
+    "attention_backward": AttentionBackwardProblem,
     "norm": NormProblem,
 }
-OPERATIONS = {"cublaslt": ("matmul",), "cudnn": ("convolution", "attention", "norm")}
+OPERATIONS = {"cublaslt": ("matmul",), "cudnn": ("convolution", "attention", "attention_backward", "norm")}
 MAX_WORKSPACE_BYTES = 1 << 36
 _ALGORITHM = {"cublaslt": re.compile(r"[0-9a-f]{2,2048}"), "cudnn": re.compile(r"[ -~]{1,2048}")}
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,6}){1,3}")
@@ -46,7 +47,7 @@ class LibraryKernel:
 
     @property
     def operation(self) -> str:
-        """The operation of the library: `matmul`, `convolution`, `attention` or `norm`."""
+        """The operation of the library: one of the names in `PROBLEMS`."""
         return next(name for name, kind in PROBLEMS.items() if kind is type(self.problem))
 
     def arguments(self) -> tuple[Argument, ...]:

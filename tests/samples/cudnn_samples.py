@@ -31,6 +31,7 @@ class FakeTensor:
             self.known[name.removeprefix("set_")] = value
             if name == "set_output":
                 self.graph.result = self
+                self.graph.results.append(self)
             return self
 
         return remember
@@ -45,6 +46,7 @@ class FakeGraph:
     def __init__(self, package: FakeCudnn, **options: Any) -> None:
         self.package, self.options = package, options
         self.result: FakeTensor | None = None
+        self.results: list[FakeTensor] = []
         self.left_out: set[str] = set()
         self.kinds: list[str] = []
         self.built: set[int] = set()
@@ -69,10 +71,14 @@ class FakeGraph:
             raise NotSupportedError("no engine takes a relu")
         return self._made("relu", **given)
 
-    def sdpa(self, **given: Any) -> tuple[FakeTensor, None]:
-        assert given.pop("generate_stats") is False
+    def sdpa(self, **given: Any) -> tuple[FakeTensor, FakeTensor | None]:
+        stats = given.pop("generate_stats")
         assert isinstance(given["attn_scale"], float)
-        return self._made("sdpa", **given), None
+        return self._made("sdpa", **given), self._made("sdpa stats", **given) if stats else None
+
+    def sdpa_backward(self, **given: Any) -> list[FakeTensor]:
+        assert given["use_deterministic_algorithm"] is True
+        return [self._made(f"sdpa {name}", **given) for name in ("dq", "dk", "dv")]
 
     def layernorm(self, **given: Any) -> list[Any]:
         return self._norm("layernorm", **given)
@@ -119,8 +125,9 @@ class FakeGraph:
         assert handle == self.package.handle
         assert self.package.stream is not None
         assert self.result is not None
-        out = view(pack[self.result.known["uid"]], self.result.known)
-        out[...] = self._value(self.result, pack).astype(out.dtype)
+        for result in self.results:
+            out = view(pack[result.known["uid"]], result.known)
+            out[...] = self._value(result, pack).astype(out.dtype)
 
     def _value(self, t: FakeTensor, pack: Mapping[int, int]) -> np.ndarray:
         if t.made is None:
@@ -130,10 +137,13 @@ class FakeGraph:
             return self._value(given["a"], pack) + self._value(given["b"], pack)
         if kind == "relu":
             return np.maximum(self._value(given["input"], pack), 0.0)
-        if kind == "sdpa":
+        if kind.startswith("sdpa"):
             arrays = [self._value(given[role], pack) for role in "qkv"]
-            bias = self._value(given["bias"], pack) if "bias" in given else 0.0
-            return attended(*arrays, bias, given)
+            if kind in ("sdpa", "sdpa stats"):
+                bias = self._value(given["bias"], pack) if "bias" in given else 0.0
+                return attended(*arrays, bias, given)[kind == "sdpa stats"]
+            arrays += [self._value(given[role], pack) for role in ("o", "dO", "stats")]
+            return attention_gradients(*arrays, given)[kind.removeprefix("sdpa ")]
         if kind.endswith("norm"):
             arrays = [self._value(given[role], pack) for role in ("input", "scale", "epsilon")]
             bias = self._value(given["bias"], pack) if "bias" in given else 0.0
@@ -162,14 +172,44 @@ def convolved(image: np.ndarray, weight: np.ndarray, given: Mapping[str, Any]) -
 
 def attended(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | float, given: Mapping[str, Any]
-) -> np.ndarray:
-    """The definition: softmax over keys; a right bound of 0 from the top left hides later keys."""
-    scores = given["attn_scale"] * (q @ k.swapaxes(2, 3)) + bias
+) -> tuple[np.ndarray, np.ndarray]:
+    """The definition: softmax over keys, which heads of a group share, and the logarithms of sums."""
+    heads = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, heads, 1), np.repeat(v, heads, 1)
+    scores = attention_scores(q, k, given) + bias
+    largest = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - largest)
+    total = weights.sum(-1, keepdims=True)
+    return np.asarray(weights / total @ v), largest + np.log(total)
+
+
+def attention_scores(q: np.ndarray, k: np.ndarray, given: Mapping[str, Any]) -> np.ndarray:
+    """Scaled products; a right bound of 0 from the top left hides later keys."""
+    scores = given["attn_scale"] * (q @ k.swapaxes(2, 3))
     if "diagonal_band_right_bound" in given:
         assert (given["diagonal_alignment"], given["diagonal_band_right_bound"]) == ("TOP_LEFT", 0)
         scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return np.asarray(weights / weights.sum(-1, keepdims=True) @ v)
+    return np.asarray(scores)
+
+
+def attention_gradients(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, o: np.ndarray, g: np.ndarray, stats: np.ndarray,
+    given: Mapping[str, Any],
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The definition, with weights computed again; gradients of shared keys are summed over their heads."""
+    groups, heads = k.shape[1], q.shape[1] // k.shape[1]
+    keys, values = np.repeat(k, heads, 1), np.repeat(v, heads, 1)
+    weights = np.exp(attention_scores(q, keys, given) - stats)
+    slopes = weights * (g @ values.swapaxes(2, 3) - (o * g).sum(-1, keepdims=True)) * given["attn_scale"]
+
+    def summed(x: np.ndarray) -> np.ndarray:
+        return np.asarray(x.reshape(x.shape[0], groups, heads, *x.shape[2:]).sum(2))
+
+    return {
+        "dq": slopes @ keys,
+        "dk": summed(slopes.swapaxes(2, 3) @ q),
+        "dv": summed(weights.swapaxes(2, 3) @ g),
+    }
 
 
 def normalised(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-
-import numpy as np
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.tensor.ops import dims, fills, reads
-from tilewright.libraries.matching.convolution import packed
+from tilewright.libraries.matching.attention_scores import Pairs, Scores, places_of, scores_of
 from tilewright.libraries.matching.library_call import (
     LibraryCall,
     copies_behind,
@@ -20,35 +18,22 @@ from tilewright.libraries.matching.library_call import (
     written_anew,
 )
 from tilewright.libraries.matching.matmul import BUFFER_DTYPE
-from tilewright.libraries.matching.strides import Merged, Strides, merged, steps_of_element
+from tilewright.libraries.matching.strides import Strides, steps_of_element
 from tilewright.passes.analysis.attention import KEY, Attention, attention_of
-from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, positional
 from tilewright.passes.analysis.terms import (
-    Apply,
     Read,
     Reduction,
-    Term,
     Terms,
+    applied,
+    both_orders,
     divided,
-    names_in,
-    number,
     peeled,
 )
 from tilewright.runtime.libraries.attention import ATTENTION_DTYPES, AttentionProblem
-from tilewright.runtime.libraries.convolution import Array4
 from tilewright.runtime.libraries.problem import POINTER_BYTES
 
 #: times that a dimension of the result is split where indices divide it
 _SPLITS = 4
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """scale * product [+ bias], `causal` where later keys are masked."""
-
-    scale: float = 1.0
-    bias: Term | None = None
-    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,24 +79,46 @@ def _with_spread_mask(kernel: Func, call: LibraryCall) -> list[LibraryCall]:
 def _calls(kernel: Func, root: Op, stop: Collection[Value] = ()) -> Iterator[LibraryCall]:
     if BUFFER_DTYPE.get(root.result.tensor.dtype) not in ATTENTION_DTYPES:
         return
-    terms, strides = _result_terms(kernel, root, stop)
-    result = peeled(terms.element(root.result, _index(root, terms)))
+    terms, strides = result_terms(kernel, root, stop)
+    result = peeled(terms.element(root.result, index_of(root, terms)))
     match = attention_of(terms, result) if isinstance(result, Reduction) else None
-    scores = None if match is None or match.kept is not None else _scores(terms, match, match.score)
+    pairs = None if match is None else Pairs(match.product, match.rows, KEY, match.sizes)
+    scores = None if match is None or pairs is None or match.kept is not None else scores_of(
+        terms, pairs, match.score
+    )  # fmt: skip
     if match is None or scores is None:
         return
+    stats = None if scores.shifted else _logarithms(kernel, terms, match)
     for operands in _choices(terms, match, scores):
-        problem = _problem(terms, match, scores, operands, strides, root)
-        if problem is None:
-            continue
         values = tuple(r.value for r in operands.present())
-        ops = region_of(kernel, root, values)
-        if ops:
-            yield LibraryCall(problem, values, ops, "cudnn")
-            return
+        for sums in (None,) if stats is None else (None, stats):
+            problem = _problem(terms, match, scores, operands, strides, root, sums)
+            results = (root.result,) if sums is None else (root.result, sums.value)
+            ops = () if problem is None else region_of(kernel, results, values)
+            if problem is not None and ops:
+                yield LibraryCall(problem, values, ops, "cudnn", written=results)
+                return
 
 
-def _index(root: Op, terms: Terms) -> list[Expr]:
+def _logarithms(kernel: Func, terms: Terms, match: Attention) -> Read | None:
+    """The stored logarithms of the sums of exponentials, in float32; None where the kernel has none."""
+    sums = match.total.op.result.tensor
+    for op in kernel.body.ops:
+        if op.name != "tensor.map" or len(op.results) != 1 or op.result.tensor.dtype != "f32":
+            continue
+        if tuple(dims(op, "par").values()) != sums.shape:
+            continue
+        term = peeled(terms.element(op.result, match.total.at))
+        for peak, logarithm in both_orders(term, "add") if match.largest is not None else [(None, term)]:
+            inside = applied(logarithm, "log")
+            if inside is None or peeled(inside[0]) != match.total:
+                continue
+            if peak is None or peeled(peak) == match.largest:
+                return Read(op.result, match.total.at)
+    return None
+
+
+def index_of(root: Op, terms: Terms) -> list[Expr]:
     """The index of the result in the dimensions of the terms: split ones are put together again."""
     out: list[Expr] = []
     for d, n in dims(root, "par").items():
@@ -123,14 +130,14 @@ def _index(root: Op, terms: Terms) -> list[Expr]:
     return out
 
 
-def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Terms, Strides]:
+def result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Terms, Strides]:
     """Terms over the dimensions of the result, those that indices divide being split; steps of the result."""
     wide = {d: n for d, n in dims(root, "par").items() if n > 1}
     by_dim = dict(zip(dims(root, "par"), root.result.tensor.strides, strict=True))
     ranges = {d: (0, n - 1) for d, n in wide.items()}
     for _ in range(_SPLITS):
         terms = Terms(kernel, ranges, stop)
-        sources = terms.sources(terms.element(root.result, _index(root, terms)))
+        sources = terms.sources(terms.element(root.result, index_of(root, terms)))
         split = divided(list(sources), ranges)
         if split is None:
             break
@@ -142,61 +149,7 @@ def _result_terms(kernel: Func, root: Op, stop: Collection[Value]) -> tuple[Term
     return terms, Strides({d: by_dim[d] for d in ranges}, root.result.tensor.start)
 
 
-def _scores(terms: Terms, match: Attention, term: Term) -> _Scores | None:
-    """The parts of a score; a number that is added to all of a row changes nothing in its softmax."""
-    term = peeled(term)
-    if term == match.product:
-        return _Scores()
-    if not isinstance(term, Apply):
-        return None
-    if term.name == "scalar.select":
-        scores, masked = _scores(terms, match, term.args[1]), number(term.args[2])
-        seen = _by_position(match, term.args[0])
-        causal = seen is not None and bool((seen == np.tri(len(seen), dtype=bool)).all())
-        if scores is None or not causal or masked is None or masked > HIDDEN:
-            return None
-        return replace(scores, causal=True)
-    if term.name not in ("scalar.add", "scalar.mul", "scalar.div"):
-        return None
-    for one, other in (term.args,) if term.name == "scalar.div" else (term.args, term.args[::-1]):
-        scores = _scores(terms, match, one)
-        if scores is None:
-            continue
-        value = number(other)
-        if term.name == "scalar.add":
-            return scores if value is not None else _with_mask(terms, match, scores, other)
-        if value is not None and scores.bias is None:
-            factor = value if term.name == "scalar.mul" else 1 / value
-            return replace(scores, scale=scores.scale * factor) if factor > 0 else None
-    return None
-
-
-def _with_mask(terms: Terms, match: Attention, scores: _Scores, mask: Term) -> _Scores | None:
-    """The scores with a causal mask added, or with an array."""
-    added = _by_position(match, mask)
-    if added is not None:
-        seen = np.tri(len(added), dtype=bool)
-        if (added[seen] == 0).all() and (added[~seen] <= HIDDEN).all():
-            return replace(scores, causal=True)
-    if scores.bias is not None or scores.causal or not terms.stored(mask):
-        return None
-    return replace(scores, bias=mask)
-
-
-def _by_position(match: Attention, term: Term) -> np.ndarray | None:
-    """A term that indices alone decide as a square [query, key]; None for others."""
-    queries = [d for d in match.rows if match.sizes[d] > 1]
-    keys = match.sizes[KEY]
-    if len(queries) != 1 or match.sizes[queries[0]] != keys or keys * keys > MOST_PAIRS:
-        return None
-    if names_in(term) != {queries[0], KEY}:
-        return None
-    rows, columns = np.arange(keys)[:, None], np.arange(keys)[None, :]
-    values = positional(term, {queries[0]: rows, KEY: columns})
-    return None if values is None else np.broadcast_to(values, (keys, keys))
-
-
-def _choices(terms: Terms, match: Attention, scores: _Scores) -> Iterator[_AttentionOperands]:
+def _choices(terms: Terms, match: Attention, scores: Scores) -> Iterator[_AttentionOperands]:
     """Sets of elements to begin with: as they are stored where the element types agree."""
     biases: Sequence[Read | None] = terms.stored(scores.bias) if scores.bias is not None else (None,)
     q, k, v = (terms.stored(t) for t in (match.q, match.k, match.v))
@@ -206,78 +159,62 @@ def _choices(terms: Terms, match: Attention, scores: _Scores) -> Iterator[_Atten
 
 
 def _problem(
-    terms: Terms, match: Attention, scores: _Scores, operands: _AttentionOperands, result: Strides, root: Op
+    terms: Terms,
+    match: Attention,
+    scores: Scores,
+    operands: _AttentionOperands,
+    result: Strides,
+    root: Op,
+    stats: Read | None,
 ) -> AttentionProblem | None:
     dtype = BUFFER_DTYPE[root.result.tensor.dtype]
     q, k, v = (steps_of_element(r, terms.ranges) for r in (operands.q, operands.k, operands.v))
-    bias = Strides({}) if operands.bias is None else steps_of_element(operands.bias, terms.ranges)
-    if q is None or k is None or v is None or bias is None:
+    bias = None if operands.bias is None else steps_of_element(operands.bias, terms.ranges)
+    sums = None if stats is None else steps_of_element(stats, terms.ranges)
+    if q is None or k is None or v is None:
         return None
-    roles = _roles(match, {"q": q, "k": k, "v": v, "d": result, "bias": bias})
-    if BUFFER_DTYPE.get(operands.q.value.tensor.dtype) != dtype or roles is None:
+    if (bias is None) != (operands.bias is None) or (sums is None) != (stats is None):
+        return None
+    along: dict[str, tuple[Strides, tuple[str, ...]]] = {
+        "q": (q, ("batch", "query", "inner")),
+        "k": (k, ("batch", "key", "inner")),
+        "v": (v, ("batch", "key", "width")),
+        "d": (result, ("batch", "query", "width")),
+    }
+    if bias is not None:
+        along["bias"] = (bias, ("batch", "query", "key"))
+    if sums is not None:
+        along["stats"] = (sums, ("batch", "query"))
+    channels = {"inner": match.summed, "width": match.width}
+    places = places_of(match.sizes, match.batch, match.rows, (KEY,), channels, along, scores.causal)
+    if BUFFER_DTYPE.get(operands.q.value.tensor.dtype) != dtype or places is None:
         return None
     arrays = {
-        "q": _array(roles, ("batch", "heads", "query", "inner"), q),
-        "k": _array(roles, ("batch", "heads", "key", "inner"), k),
-        "v": _array(roles, ("batch", "heads", "key", "width"), v),
-        "d": _array(roles, ("batch", "heads", "query", "width"), result),
+        "q": places.array(("batch", "heads", "query", "inner"), q),
+        "k": places.array(("batch", "groups", "key", "inner"), k),
+        "v": places.array(("batch", "groups", "key", "width"), v),
+        "d": places.array(("batch", "heads", "query", "width"), result),
     }
+    if sums is not None:
+        arrays["stats"] = places.array(("batch", "heads", "query", "one"), sums)
     mask, mask_dtype = None, ""
-    if operands.bias is not None:
+    if operands.bias is not None and bias is not None:
         mask_dtype = BUFFER_DTYPE.get(operands.bias.value.tensor.dtype, "")
-        mask = _array(roles, ("batch", "heads", "query", "key"), bias, spread=True)
+        mask = places.array(("batch", "heads", "query", "key"), bias, spread=True)
         if mask_dtype not in (dtype, "float32") or not bias[KEY]:
             return None
-    starts = [a.start * 2 for a in arrays.values()]
+    starts = [a.start * (4 if name == "stats" else 2) for name, a in arrays.items()]
     starts += [mask.start * (4 if mask_dtype == "float32" else 2)] if mask is not None else []
     if any(start % POINTER_BYTES for start in starts):
         return None
     return AttentionProblem(
-        **arrays, dtype=dtype, scale=scores.scale, bias=mask, bias_dtype=mask_dtype, causal=scores.causal
+        **arrays,
+        dtype=dtype,
+        scale=scores.scale,
+        bias=mask,
+        bias_dtype=mask_dtype,
+        causal=bool(scores.causal),
     )
-
-
-def _roles(match: Attention, operands: Mapping[str, Strides]) -> dict[str, Merged] | None:
-    """The dimensions that play batch, heads, queries, keys and sizes, as one each with steps by operand.
-
-    None where one has not one step per operand, or an operand does not move along the dimensions it should.
-    """
-    groups = {
-        "batch": match.batch,
-        "query": match.rows,
-        "width": match.width,
-        "inner": match.summed,
-        "key": (KEY,),
-    }
-    moving = {
-        "q": ("batch", "query", "inner"),
-        "k": ("batch", "key", "inner"),
-        "v": ("batch", "key", "width"),
-        "d": ("batch", "query", "width"),
-        "bias": ("batch", "query", "key"),
-    }
-    for operand, steps in operands.items():
-        along = {d for group in moving[operand] for d in groups[group]}
-        moves = {d for d, step in steps.by_dim.items() if step}
-        if moves - along or (operand != "bias" and moves != along):
-            return None
-    all_steps = list(operands.values())
-    roles = {name: merged(group, match.sizes, all_steps) for name, group in groups.items()}
-    if any(len(m) > (2 if name == "batch" else 1) for name, m in roles.items()):
-        return None
-    one = Merged((), 1, (0,) * len(all_steps))
-    batch = roles.pop("batch")
-    out = {name: m[-1] if m else one for name, m in roles.items()}
-    return out | {"heads": batch[-1] if batch else one, "batch": batch[0] if len(batch) == 2 else one}
-
-
-def _array(
-    roles: Mapping[str, Merged], names: Sequence[str], steps: Strides, *, spread: bool = False
-) -> Array4:
-    """An operand with these roles as dimensions; `spread`: those it does not depend on get the extent 1."""
-    extents_and_steps = [(m.extent, steps[m.dims[-1]] if m.dims else 0) for m in (roles[n] for n in names)]
-    extents = tuple(1 if spread and not s else n for n, s in extents_and_steps)
-    return Array4(extents, packed(extents, [s for _, s in extents_and_steps], (0, 1, 2, 3)), steps.start)
 
 
 def _spread(kernel: Func, mask: Value) -> tuple[Func, Value] | None:

@@ -46,7 +46,7 @@ def gelu_behind(
         result = BUFFER_DTYPE.get(root.result.tensor.dtype)
         if result not in ("float32", problem.dtype) or (added and result != problem.result):
             continue
-        ops = region_of(kernel, root, {value}) if _is_gelu(kernel, root, value) else ()
+        ops = region_of(kernel, root.results, {value}) if _is_gelu(kernel, root, value) else ()
         if ops:
             epilogue = "gelu_bias" if problem.has_bias else "gelu"
             return replace(problem, epilogue=epilogue, result=str(result)), ops

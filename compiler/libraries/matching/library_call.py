@@ -15,7 +15,8 @@ class LibraryCall:
     """Ops of a kernel that a library computes: `operands` in the order of the problem's arguments.
 
     weights: an op that rearranges one of them, in a kernel of its own since it may run at compile time.
-    kernel: the kernel that has these ops, where the original one has others.
+    kernel: the kernel that has these ops, where the original one has others. written: the values that it
+    writes, in the order of the arguments; that of the last op where none are named.
     """
 
     problem: Problem
@@ -24,26 +25,32 @@ class LibraryCall:
     provider: str = "cublaslt"
     weights: tuple[Op, ...] = ()
     kernel: Func | None = None
+    written: tuple[Value, ...] = ()
 
     @property
     def result(self) -> Value:
-        """The value that the library writes."""
-        return self.ops[-1].result
+        """The value that the library writes, of several the first one."""
+        return self.written[0] if self.written else self.ops[-1].result
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The values that the library writes."""
+        return self.written or (self.result,)
 
 
-def region_of(kernel: Func, root: Op, operands: Collection[Value]) -> tuple[Op, ...]:
-    """The ops that compute the result of `root` from the operands, in their order.
+def region_of(kernel: Func, results: Collection[Value], operands: Collection[Value]) -> tuple[Op, ...]:
+    """The ops that compute the results from the operands, in their order.
 
     None of them where something else reads what is computed on the way, or they read more than the operands.
     """
-    needed = {root.result}
+    needed = set(results)
     ops: list[Op] = []
     for op in reversed(kernel.body.ops):
         if needed & set(op.results):
             ops.insert(0, op)
             needed.update(v for v in op.operands if v not in operands)
     inside = set(ops)
-    hidden = {r for op in ops for r in op.results} - {root.result}
+    hidden = {r for op in ops for r in op.results} - set(results)
     outside = {v for op in kernel.body.ops if op not in inside for v in op.operands}
     read = {v for op in ops for v in op.operands} - {r for op in ops for r in op.results}
     return () if hidden & (outside | set(operands)) or read - set(operands) else tuple(ops)

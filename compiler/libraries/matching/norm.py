@@ -71,7 +71,7 @@ def _calls(kernel: Func, root: Op) -> Iterator[LibraryCall]:
     for x, scale, bias in product(terms.stored(norm.x), terms.stored(norm.scale), biases):
         problem = _problem(terms, norm, x, scale, bias, steps, wide, root)
         values = tuple(r.value for r in (x, scale, bias) if r is not None)
-        ops = region_of(kernel, root, values) if problem is not None else ()
+        ops = region_of(kernel, root.results, values) if problem is not None else ()
         if problem is not None and ops:
             yield LibraryCall(problem, values, ops, "cudnn")
             return

@@ -20,14 +20,15 @@ def callee_of(call: Op) -> str:
 
 
 def merged(
-    calls: Sequence[Op], kernels: dict[str, Func], outputs: Set[Value], name: str
+    calls: Sequence[Op], kernels: dict[str, Func], outputs: Set[Value], name: str, *, once: bool = False
 ) -> tuple[Func, list[Value], list[Value]]:
     """One function that does what the calls do, in their order.
 
     Gives the function, the values of @main it is called with, and those of `outputs` it returns. A value that
     one kernel writes and another reads in a different shape is read at the same place of the dense buffer.
+    once: so is a value that several kernels read in different shapes, else a parameter of each shape.
     """
-    m = _Merger()
+    m = _Merger(once)
     for call in calls:
         m.inline(call, kernels[callee_of(call)])
     returned = [v for call in calls for v in call.results if v in outputs]
@@ -38,7 +39,8 @@ def merged(
 
 
 class _Merger:
-    def __init__(self) -> None:
+    def __init__(self, once: bool) -> None:
+        self.once = once
         self.params: dict[tuple[Value, Type], Value] = {}
         self.inside: dict[Value, Value] = {}
         self.ops: list[Op] = []
@@ -51,6 +53,10 @@ class _Merger:
             key = (v, p.type)
             if v in self.inside:
                 env[p] = self.inside[v]
+                continue
+            known = next((q for (w, _), q in self.params.items() if w is v), None) if self.once else None
+            if known is not None and known.tensor.dense and p.tensor.dense:
+                env[p] = known
                 continue
             if key not in self.params:
                 self.params[key] = Value(p.type, p.hint or v.hint)
