@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tilewright.ir import Expr, TensorType
-from tilewright.ir.expr import substitute
-from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import domain, ranges_of
 from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, Window, map_faults
 from tilewright.ir.types import itemsize, numpy_dtype, storage_dtype
-from tilewright.passes.kernels.matrix.view import MatrixView
+from tilewright.passes.kernels.matrix.view import MatrixView, role_chunk
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
 PROMOTION_BYTES = 256
-#: bytes of the rows of tiles that roles multiply
+#: bytes of the longest rows of tiles that warpgroups multiply
 ROW_BYTES = 128
 #: the same of windows, which take single pixels
 WINDOW_PROMOTION_BYTES = 128
+#: dimensions of the largest tensor whose windows the copy engine takes
+MOST_RANK = 5
 #: largest offset of a tap, which the instruction holds in a byte per dimension where there are two
 MOST_OFFSET = 255
 
@@ -109,13 +111,17 @@ def map_of_boxes(
 
 
 def comes_in_boxes(view: MatrixView, operand: int) -> bool:
-    """Return whether the copy engine can bring tiles of a factor, or its windows, in rows of 128 bytes."""
+    """Return whether the copy engine can bring tiles of a factor, or its windows, in rows as roles take."""
     tensor, boxes = view.sources[operand].value.tensor, boxes_of(view, operand)
-    row = ROW_BYTES // itemsize(tensor.dtype)
+    size = itemsize(tensor.dtype)
+    chunk = role_chunk(view.sizes[view.channel], size)
+    if boxes is not None and boxes.channel_step != 1:
+        row = ROW_BYTES // size
+        return map_of_boxes(boxes, view, 0, tensor, (chunk, row), ROW_BYTES) is not None
     if boxes is not None:
-        return map_of_boxes(boxes, view, 0, tensor, (row, row), ROW_BYTES) is not None
+        return map_of_boxes(boxes, view, 0, tensor, (chunk, chunk), chunk * size) is not None
     windows = windows_of(view, operand)
-    return windows is not None and windows.map(0, tensor, row, row, ROW_BYTES) is not None
+    return windows is not None and windows.map(0, tensor, chunk, chunk, chunk * size) is not None
 
 
 def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Expr) -> tuple[Expr, ...]:
@@ -150,13 +156,17 @@ class SpatialWindow:
 class Windows:
     """How the copy engine sees a factor of windows.
 
-    channel, channels: first index and number of the channels that a product of the batch reads.
+    channel, channels: first index and number of the channels that a product of the batch reads. shape,
+    strides: of the tensor, in elements; where windows along the last dimension are runs of memory that
+    overlap, they are pixels whose channels these runs are.
     """
 
     image: str
     space: tuple[SpatialWindow, ...]
     channel: Expr
     channels: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
     def map(self, position: int, t: TensorType, pixels: int, chunk: int, swizzle: int) -> ParameterMap | None:
         """The map for copies of a chunk of channels of `pixels` windows; None where there can be none.
@@ -166,19 +176,19 @@ class Windows:
         size, start = itemsize(t.dtype), self.channel if isinstance(self.channel, int) else 0
         if not isinstance(self.channel, int) and self.channels % chunk:
             return None
-        count = self.channels if isinstance(self.channel, int) else t.shape[-1]
+        count = self.channels if isinstance(self.channel, int) else self.shape[-1]
         window = Window(tuple(s.first for s in self.space), tuple(s.last for s in self.space), chunk, pixels)
         recipe = TensorMap(
             storage_dtype(t.dtype).name,
-            (*t.shape[:-1], count),
-            tuple(step * size for step in t.strides[:-1]),
+            (*self.shape[:-1], count),
+            tuple(step * size for step in self.strides[:-1]),
             steps=(1, *(s.stride for s in self.space), 1),
             swizzle=swizzle,
             promotion=WINDOW_PROMOTION_BYTES,
             window=window,
         )
         parameter = ParameterMap(position, recipe, (t.start + start) * size)
-        if t.strides[-1] != 1 or parameter.offset % 16 or any(map_faults(recipe)):
+        if self.strides[-1] != 1 or parameter.offset % 16 or any(map_faults(recipe)):
             return None
         return parameter
 
@@ -197,24 +207,32 @@ class Windows:
 def windows_of(view: MatrixView, operand: int) -> Windows | None:
     """How the copy engine sees a factor; None where it is no image, or its rows are in another order."""
     op, source = view.op, view.sources[operand]
-    t, sizes = source.value.tensor, domain(op)
+    sizes = domain(op)
+    at, shape, strides = _channels_merged(view, operand)
     rows = [d for d in view.outer(operand) if sizes[d] > 1]
     taps = [d for d in view.taps if sizes[d] > 1]
     varying = {d: r for d, r in ranges_of(op).items() if r[1] > 0}
-    if not source.given or not 3 <= t.rank <= 5 or view.along(operand) != view.channel:
+    if not source.given or not 3 <= len(shape) <= MOST_RANK or view.along(operand) != view.channel:
         return None
-    forms = [coefficients(e, [*rows, *taps, view.channel], varying) for e in source.at]
+    forms = [coefficients(e, [*rows, *taps, view.channel], varying) for e in at]
     parts = [f for f in forms if f is not None]
-    if len(parts) != t.rank or any(not isinstance(rest, int) for _, rest in parts[:-1]):
+    if len(parts) != len(shape) or any(not isinstance(rest, int) for _, rest in parts[:-1]):
         return None
     (image_steps, image_first), *spaces, (channel_steps, channel_rest) = parts
     image = next(iter(image_steps), "")
     if image_first != 0 or image_steps != ({image: 1} if image else {}) or (image and image not in rows):
         return None
     if channel_steps != {view.channel: 1}:
+        run = _run(channel_steps, channel_rest, rows, view.channel, shape[-1], sizes)
+        if run is None:
+            return None
+        spaces.append(({run: 1}, 0))
+        shape = (*shape[:-1], sizes[run], sizes[view.channel])
+        strides = (*strides[:-1], channel_steps[run] * strides[-1], strides[-1])
+    if len(shape) > MOST_RANK:
         return None
     space = [
-        _spatial(s, rest, rows, taps, sizes, n) for (s, rest), n in zip(spaces, t.shape[1:-1], strict=True)
+        _spatial(s, rest, rows, taps, sizes, n) for (s, rest), n in zip(spaces, shape[1:-1], strict=True)
     ]
     known = [s for s in space if s is not None]
     order = [d for d in (image, *(s.row for s in known)) if d]
@@ -223,7 +241,43 @@ def windows_of(view: MatrixView, operand: int) -> Windows | None:
         return None
     if any((sizes.get(s.tap, 1) - 1) * s.dilation > MOST_OFFSET for s in known):
         return None
-    return Windows(image, tuple(known), channel_rest, sizes[view.channel])
+    return Windows(image, tuple(known), channel_rest, sizes[view.channel], shape, strides)
+
+
+def _channels_merged(
+    view: MatrixView, operand: int
+) -> tuple[tuple[Expr, ...], tuple[int, ...], tuple[int, ...]]:
+    """Indices, shape and strides of a factor, groups of channels that are one run as channels."""
+    source, t = view.sources[operand], view.sources[operand].value.tensor
+    at, shape, strides = source.at, t.shape, t.strides
+    while (
+        len(shape) > 1
+        and strides[-2] == shape[-1] * strides[-1]
+        and at[-2] != 0
+        and set(symbols(at[-2])) <= set(view.batch)
+    ):
+        merged = simplify(at[-2] * shape[-1] + at[-1], ranges_of(view.op))
+        at = (*at[:-2], merged)
+        shape = (*shape[:-2], shape[-2] * shape[-1])
+        strides = (*strides[:-2], strides[-1])
+    return at, shape, strides
+
+
+def _run(
+    steps: Mapping[str, int],
+    first: Expr,
+    rows: list[str],
+    channel: str,
+    extent: int,
+    sizes: Mapping[str, int],
+) -> str | None:
+    """The dimension along which windows are runs of memory, each inside of a row; None without one."""
+    inner = [d for d in steps if d != channel]
+    if steps.get(channel) != 1 or len(inner) != 1 or inner[0] not in rows or first != 0:
+        return None
+    (d,) = inner
+    end = (sizes[d] - 1) * steps[d] + sizes[channel]
+    return d if steps[d] > 0 and end <= extent else None
 
 
 def _spatial(

@@ -81,7 +81,9 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
     multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * share)
-    fetched = (space.m * problem.fetched + space.n / space.cluster) * space.k * size
+    # The copy engine brings a row at a time, short ones as fast as whole lines.
+    row_bytes = np.maximum(space.k * size, LINE_BYTES)
+    fetched = (space.m * problem.fetched + space.n / space.cluster) * row_bytes
     fetch = fetched / fit.role_bytes_per_sm_per_clk
     port = shared_rows(problem, space) * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     around = (fit.fetch_clk + multiply) / space.stages

@@ -22,9 +22,9 @@ from tilewright.ir.hardware_facts import (
     WARP,
 )
 from tilewright.ir.thread.split_ops import PIECES, PRODUCTS
-from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
 from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
-from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM
+from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, role_chunk
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -296,10 +296,11 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
     sums = space.m * space.n * space.warps_k
     found &= (sums <= most * (WARP * space.team_warps)) & (threads <= hardware.max_threads_per_block)
-    # Roles multiply whole rows of 128 bytes, every team has a tile, and clusters lie within rasters.
+    # Roles multiply rows of 128 bytes, or shorter ones of all channels; every team has a tile, and clusters
+    # lie within rasters.
     tiles_m = ceil_div(problem.m, space.m)
     found &= ~space.by_roles | (
-        (space.k * problem.element_bytes == ROW_BYTES[-1])
+        (space.k == role_chunk(problem.channel, problem.element_bytes))
         & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
         & (tiles_m % space.cluster == 0)
         # Nothing smaller was measured: they take a multiprocessor each, and have much to do there.
