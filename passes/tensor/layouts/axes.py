@@ -98,7 +98,21 @@ def _rewrite(op: Op, orders: Mapping[Value, Order], fresh: Mapping[Value, Value]
     if order is not None:
         par = tuple(par[axis] for axis in order)
     places = tuple(reordered(at, orders.get(v)) for v, at in zip(op.operands, reads(op), strict=True))
-    return with_values(op.with_attrs(par=Pairs(par), reads=places), fresh)
+    op = op.with_attrs(par=Pairs(par), reads=places)
+    if op.name == "tensor.reduce" and op.operands[0] in orders:
+        op = op.with_attrs(red=_walked(op))
+    return with_values(op, fresh)
+
+
+def _walked(op: Op) -> Pairs:
+    """The reduced dimensions of a sum in the order in which its first operand lies in memory.
+
+    Threads walk along the last one together: of channels last, these are channels of a group, not columns.
+    """
+    red = dims(op, "red")
+    read = [d for e in reads(op)[0] for d in sorted(symbols(e)) if d in red]
+    order = {d: i for i, d in enumerate(read)}
+    return Pairs(tuple(sorted(red.items(), key=lambda item: order.get(item[0], -1))))
 
 
 def conversions(func: Func, orders: Mapping[Value, Order]) -> tuple[Op, ...]:
