@@ -27,8 +27,8 @@ dce
 EXPANDED = Pipeline.parse("expand-attention")
 
 #: reshapes sink below what follows products; products with constants on one input become one product, and so
-#: do sums of products of a backward pass
-PRODUCTS = Pipeline.parse("sink-reshapes, merge-products, sum-of-products")
+#: do sums of products of a backward pass; small groups of convolutions become larger ones
+PRODUCTS = Pipeline.parse("sink-reshapes, merge-products, sum-of-products, join-groups")
 
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")
@@ -243,6 +243,7 @@ def official_stages(
     if factors := FACTORS.get(precision, ""):
         expanded = expanded.replace("expand-attention", f"expand-attention{{factors={factors}}}")
         products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
+        products = products.replace("join-groups", f"join-groups{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
     graph = GRAPH + extra.get("graph", NOTHING) + expanded + products
     if conv_algorithm:
