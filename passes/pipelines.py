@@ -16,6 +16,7 @@ GRAPH = Pipeline.parse("""
 infer-shapes,
 decompose-octave,
 form-group-norm,
+multiply-by-reciprocals,
 fold-batch-norm,
 fold-scale-axis,
 fold-constants,
