@@ -69,7 +69,7 @@ unsigned long long tw_nanoseconds();
 #define TW_MATH(name) float name##f(float); double name(double);
 TW_MATH(exp) TW_MATH(exp2) TW_MATH(log) TW_MATH(log2) TW_MATH(log10) TW_MATH(sqrt) TW_MATH(sin) TW_MATH(cos)
 TW_MATH(tan) TW_MATH(sinh) TW_MATH(cosh) TW_MATH(tanh) TW_MATH(asin) TW_MATH(acos) TW_MATH(atan) TW_MATH(asinh)
-TW_MATH(acosh) TW_MATH(atanh) TW_MATH(erf) TW_MATH(floor) TW_MATH(ceil) TW_MATH(trunc) TW_MATH(rint) TW_MATH(fabs)
+TW_MATH(acosh) TW_MATH(atanh) TW_MATH(erf) TW_MATH(erfc) TW_MATH(floor) TW_MATH(ceil) TW_MATH(trunc) TW_MATH(rint) TW_MATH(fabs)
 #undef TW_MATH
 #define TW_MATH(name) float name##f(float, float); double name(double, double);
 TW_MATH(pow) TW_MATH(atan2) TW_MATH(fmod) TW_MATH(copysign)

@@ -59,6 +59,7 @@ ASINH: Partials = (lambda x, y, g: g * x[0].fma(x[0], 1).apply("rsqrt"),)
 ACOSH: Partials = (lambda x, y, g: g * ((x[0] - 1) * (x[0] + 1)).apply("rsqrt"),)
 ATANH: Partials = (lambda x, y, g: g / ((1 - x[0]) * (1 + x[0])),)
 ERF: Partials = (lambda x, y, g: g * (-(x[0] * x[0])).apply("exp") * (2 / sqrt(pi)),)
+ERFC: Partials = (lambda x, y, g: g * (-(x[0] * x[0])).apply("exp") * (-2 / sqrt(pi)),)
 SIGMOID: Partials = (lambda x, y, g: g * (y * (1 - y)),)
 
 ADD: Partials = (lambda x, y, g: g, lambda x, y, g: g)

@@ -39,6 +39,12 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return erf(x)
 
 
+def _erfc(x: np.ndarray) -> np.ndarray:
+    from scipy.special import erfc
+
+    return erfc(x)
+
+
 def _require(condition: bool, kind: str, got: ScalarType) -> None:
     if not condition:
         raise InputError(f"expected {kind} operands, got {got}")
@@ -108,6 +114,7 @@ _UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str, Partials]] = {
     "acosh": (np.arccosh, "float", "inverse hyperbolic cosine", by.ACOSH),
     "atanh": (np.arctanh, "float", "inverse hyperbolic tangent", by.ATANH),
     "erf": (_erf, "float", "error function", by.ERF),
+    "erfc": (_erfc, "float", "1 - erf(a)", by.ERFC),
     "sigmoid": (lambda a: 1 / (1 + np.exp(-a)), "float", "1 / (1 + e**-a)", by.SIGMOID),
     "floor": (np.floor, "float", "round down", by.PIECEWISE_CONSTANT),
     "ceil": (np.ceil, "float", "round up", by.PIECEWISE_CONSTANT),

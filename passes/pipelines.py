@@ -84,6 +84,7 @@ simplify-thread,
 vectorise,
 simplify-thread,
 excess-precision,
+form-erfc,
 thread-dce,
 place-barriers
 """)

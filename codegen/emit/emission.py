@@ -132,7 +132,7 @@ _RESERVED = frozenset(
     auto break bool case char const continue default do double else enum extern false float for goto
     half if inline int kernel global local constant private long register restrict return short signed
     sizeof static struct switch true typedef union unsigned void volatile while uchar ushort uint ulong
-    image asm min max abs exp log pow sin cos tan tanh sqrt erf floor ceil round select mix step sign
+    image asm min max abs exp log pow sin cos tan tanh sqrt erf erfc floor ceil round select mix step sign
     clamp dot cross length main template class this new delete operator public protected namespace using
     throw try catch and or not xor event_t size_t lane lane_row lane_pair tid bid_x bid_y bid_z
     threadIdx blockIdx NAN INFINITY

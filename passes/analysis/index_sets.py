@@ -91,6 +91,7 @@ _EXPENSIVE = frozenset(
         "log10",
         "pow",
         "erf",
+        "erfc",
         "sigmoid",
         "tanh",
         "sin",

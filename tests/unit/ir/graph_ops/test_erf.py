@@ -1,9 +1,9 @@
-"""erf of CUDA kernels: near float64 everywhere, odd, at most one, and nan where its argument is."""
+"""erf and erfc of CUDA kernels: near float64 everywhere, within their ranges, nan where the argument is."""
 
 import numpy as np
 import pytest
 from codegen_samples import run
-from scipy.special import erf
+from scipy.special import erf, erfc
 
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
@@ -19,9 +19,13 @@ KERNEL = """module @m { thread.func @k(%x: f32[4096], %y: f32[4096], grid = [16,
 } }"""
 
 
+def arguments():
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-38, 3.85, 1e30, -3e38], np.float32)
+    return np.concatenate([special, np.linspace(-6, 6, 4096 - len(special), dtype=np.float32)])
+
+
 def test_within_eight_units_in_the_last_place():
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-38, 3.85], np.float32)
-    x = np.concatenate([special, np.linspace(-6, 6, 4096 - len(special), dtype=np.float32)])
+    x = arguments()
     (got,) = run(parse(KERNEL).funcs[0], "emulator", [x]).values()
     want = erf(x.astype(np.float64))
     ulp = np.spacing(np.abs(want).astype(np.float32))
@@ -31,5 +35,19 @@ def test_within_eight_units_in_the_last_place():
     assert (np.signbit(got) == np.signbit(x))[~np.isnan(x)].all()
 
 
-def test_it_compiles():
-    assert compile_cuda(emit_cuda(parse(KERNEL).funcs[0]).source).kernels["k"].spill_bytes == 0
+def test_the_complement_keeps_its_small_values():
+    x = arguments()
+    (got,) = run(parse(KERNEL.replace("erf", "erfc")).funcs[0], "emulator", [x]).values()
+    want = erfc(x.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    assert np.nanmax(np.abs(got - want)) <= 1.6e-7
+    assert np.nanmin(got) == 0.0
+    assert np.nanmax(got) == 2.0
+    middle = np.abs(x) < 3
+    assert np.max(np.abs(got - want)[middle] / want[middle]) < 1e-3
+
+
+@pytest.mark.parametrize("function", ["erf", "erfc"])
+def test_it_compiles(function):
+    source = emit_cuda(parse(KERNEL.replace("erf", function)).funcs[0]).source
+    assert compile_cuda(source).kernels["k"].spill_bytes == 0
