@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tilewright.codegen.dialect import NARROW
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import declare_fragment
-from tilewright.codegen.emit.vector_access import load_chunks, native_pointer, store_chunks
+from tilewright.codegen.emit.vector_access import gather_chunks, load_chunks, native_pointer, store_chunks
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.hardware_facts import VECTOR_BYTES
@@ -182,13 +182,22 @@ def _async_wait(e: Emission, op: Op) -> None:
 def _gather(e: Emission, op: Op) -> None:
     b = e.buffer(op.operands[0])
     condition = e.condition(op)
-    dtype = b.type.dtype
+    dtype, lanes = b.type.dtype, op.integer("lanes")
     other = e.dialect.literal(op.number("other"), dtype)
     if condition == "0":
-        e.bind(op.result, [other], hint=b.name)
+        e.bind_lanes(op.result, [other] * lanes, hint=b.name)
         return
-    element = f"{b.name}[{e.value(op.operands[1]).parts[0]}]"
-    text = f"{element} != 0" if dtype == "bool" else element
+    offset = e.value(op.operands[1]).parts[0]
+    element = f"{b.name}[{offset}]"
+    if lanes == 1:
+        text = f"{element} != 0" if dtype == "bool" else element
+    elif e.dialect.native_vectors:
+        text = f"*(const {native_pointer(e, b, lanes)})&{element}"
+        other = f"({e.dialect.reg_type(dtype, lanes)})({other})"
+    else:
+        hint = op.result.hint or f"{b.name}_v"
+        e.held[op.result] = gather_chunks(e, b, offset, lanes, hint, condition, other)
+        return
     e.bind(op.result, [f"{condition} ? {text} : {other}" if condition else text], hint=f"{b.name}_v")
 
 

@@ -97,11 +97,26 @@ def load_chunks(
 ) -> EmittedValue:
     """Lanes read through aligned words of provable width; `other` (a literal) in all of them where masked."""
     step = chunk_lanes(e, b, at, lanes)
-    dtype = b.type.dtype
+    elements = [e.element(b, at, start) for start in range(0, lanes, step)]
+    return _read(e, b.type.dtype, elements, step, hint, condition, other)
+
+
+def gather_chunks(
+    e: Emission, b: BufferRef, offset: str, lanes: int, hint: str, condition: str | None, other: str
+) -> EmittedValue:
+    """Lanes from an offset (a text), a multiple of their number, as `load_chunks` reads them."""
+    step = min(lanes, VECTOR_BYTES // itemsize(b.type.dtype))
+    elements = [f"{b.name}[{offset} + {start}]" for start in range(0, lanes, step)]
+    return _read(e, b.type.dtype, elements, step, hint, condition, other)
+
+
+def _read(
+    e: Emission, dtype: str, elements: Sequence[str], step: int, hint: str, condition: str | None, other: str
+) -> EmittedValue:
+    """Words of `step` lanes each from the elements that they begin at."""
     parts: list[str] = []
     chunks: list[tuple[str, str]] = []
-    for start in range(0, lanes, step):
-        element = e.element(b, at, start)
+    for element in elements:
         name = e.name(hint)
         if step == 1:
             kind = e.dialect.reg_type(dtype)

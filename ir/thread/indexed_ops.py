@@ -17,7 +17,7 @@ def _check_offset(t: Type) -> None:
 
 def _infer_gather(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     _check_offset(types[1])
-    return [ScalarType(buffer(types[0], "global", "shared").dtype)]
+    return [ScalarType(buffer(types[0], "global", "shared").dtype, attrs["lanes"])]
 
 
 def _infer_scatter(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -31,9 +31,10 @@ def _infer_scatter(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
 define(
     "thread.gather",
     ("buffer", "offset"),
-    "The element at a row-major offset that is a value; `other` where the mask is false. The offset must "
-    "lie inside the buffer wherever the mask holds.",
-    attrs={"mask": MASK, "other": AttrDef("number", 0.0)},
+    "The element at a row-major offset that is a value, or `lanes` consecutive ones from an offset that is a "
+    "multiple of them; `other` where the mask is false. The offset must lie inside the buffer wherever the "
+    "mask holds.",
+    attrs={"mask": MASK, "other": AttrDef("number", 0.0), "lanes": AttrDef("int", 1)},
     infer=_infer_gather,
     effects=frozenset({"read"}),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from math import gcd, prod
 
 from tilewright.costmodel.hardware.description import CpuHardware
 from tilewright.ir.builder import Builder
@@ -33,6 +34,7 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
     rewrite:  loop(v, 4) { %a = load(%x, at = [i, 4*j + v]); store(%a, %s, at = [4*j + v]) }
               -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
 
+    A gather whose offset is one number for all iterations plus their own is a vector, too.
     max_bytes: widest vector in memory. registers: also loops that touch register buffers alone (a CPU has
     vector arithmetic; a GPU only gains from wide memory accesses); then no value is wider than the vectors
     of a CPU that `ctx` names, whatever its dtype. Each lane computes what its iteration computed.
@@ -63,19 +65,27 @@ class _Vectoriser:
 
     def loop(self, op: Op, ranges: Ranges) -> Op:
         assert op.body is not None
-        sizes = [itemsize(v.type.dtype) for v in _buffers(op.body) if isinstance(v.type, TensorType)]
-        if not sizes or op.operands:
+        if op.operands:
             return op
+        sizes = [itemsize(t.dtype) for t in _moved(op.body, loop_variable(op))]
         for lanes in sorted(LANES - {1}, reverse=True):
-            if lanes * max(sizes) <= self.max_bytes and extent_of(op) % lanes == 0:
+            if sizes and lanes * max(sizes) <= self.max_bytes and extent_of(op) % lanes == 0:
                 wide = _Widener(loop_variable(op), lanes, ranges, self.registers).body(op.body)
                 if wide is not None and not (self.registers and _widest_bytes(wide) > self.max_bytes):
                     return replace(op.with_attrs(extent=extent_of(op) // lanes), body=wide)
         return op
 
 
-def _buffers(body: Block) -> list[Value]:
-    return [v for o in body.ops if o.level == "thread" for v in o.operands if isinstance(v.type, TensorType)]
+def _moved(body: Block, var: str) -> list[TensorType]:
+    """The buffers that a loop over `var` reads or writes, but for those of which it reads one element."""
+    return [
+        v.tensor
+        for o in body.ops
+        if o.level == "thread"
+        and not (o.name == "thread.load" and not any(mentions(e, var) for e in o.exprs("at")))
+        for v in o.operands
+        if isinstance(v.type, TensorType)
+    ]
 
 
 def _widest_bytes(block: Block) -> int:
@@ -95,12 +105,17 @@ class _Widener:
         self.places: dict[Value, set[tuple[Expr, ...]]] = {}
         self.written: set[Value] = set()
         self.memory = False
+        self.gathered: set[Value] = set()
+        self.first: dict[Value, int] = {}
 
     def body(self, body: Block) -> Block | None:
+        self.producers = {r: op for op in body.ops for r in op.results}
         for op in body.ops:
             with self.b.at(op.loc):
                 if not self.op(op):
                     return None
+        if self.written & self.gathered:
+            return None
         for v in self.written:
             if not all(self.apart(a, b) for a, b in combinations(self.places[v], 2)):
                 return None  # another iteration might read or write what this one writes
@@ -118,8 +133,12 @@ class _Widener:
     def op(self, op: Op) -> bool:
         if op.name in ("thread.load", "thread.store"):
             return self.access(op)
-        if op.name == "scalar.index" and not mentions(op.expr("at"), self.var):
-            return self.alike(op)
+        if op.name == "thread.gather":
+            return self.gather(op)
+        if op.name == "scalar.index":
+            return self.alike(op) if not mentions(op.expr("at"), self.var) else self.counted(op)
+        if any(v in self.first for v in op.operands):
+            return self.added(op)
         if op.level != "scalar" or not op_def(op.name).elementwise:
             return False
         operands = [self.new.get(v, v) for v in op.operands]
@@ -154,9 +173,72 @@ class _Widener:
         self.b.emit(op.name, (value, buffer), dict(wide.attrs))
         return True
 
+    def gather(self, op: Op) -> bool:
+        """Elements at consecutive offsets, of which the first is a multiple of the lanes."""
+        buffer, offset = op.operands
+        if any(mentions(e, self.var) for m in mask_of(op) for e in m):
+            return False
+        self.gathered.add(buffer)
+        if offset not in self.first:
+            return not self._vector(offset) and self.alike(op)
+        if self.first[offset] % self.lanes or op.result.type != ScalarType(buffer.tensor.dtype):
+            return False
+        self.memory = True
+        attrs = {**dict(op.attrs), "lanes": self.lanes}
+        operands = (buffer, self.new[offset])
+        (self.new[op.result],) = self.b.emit(op.name, operands, attrs, hint=op.result.hint)
+        return True
+
+    def counted(self, op: Op) -> bool:
+        """A number that grows by one from lane to lane: the first lane's, and a factor of it."""
+        form = coefficients(op.expr("at"), [self.var], self.ranges)
+        if form is None or form[0].get(self.var) != 1:
+            return False
+        self.first[op.result] = multiple_of(form[1], self.ranges)
+        wide = map_indices(op, lambda e: substitute(e, {self.var: Sym(self.var) * self.lanes}))
+        (self.new[op.result],) = self.b.emit(op.name, (), dict(wide.attrs), hint=op.result.hint)
+        return True
+
+    def added(self, op: Op) -> bool:
+        """The sum of a number that grows by one from lane to lane and one that all lanes share."""
+        growing = [v for v in op.operands if v in self.first]
+        shared = [v for v in op.operands if v not in self.first]
+        if op.name != "scalar.add" or len(growing) != 1 or self._vector(shared[0]):
+            return False
+        self.first[op.result] = gcd(self.first[growing[0]], self.factor(shared[0]))
+        operands = [self.new.get(v, v) for v in op.operands]
+        (self.new[op.result],) = self.b.emit(op.name, operands, op.attributes, hint=op.result.hint)
+        return True
+
+    def factor(self, v: Value) -> int:
+        """A number that divides an integer value, as far as the ops of this loop show."""
+        op = self.producers.get(v)
+        if op is None:
+            return 1
+        if op.name == "scalar.const":
+            return int(op.number("value"))
+        if op.name == "scalar.index":
+            return multiple_of(op.expr("at"), self.ranges)
+        if op.name == "scalar.cast" and self._integer(op.operands[0]):
+            return self.factor(op.operands[0])
+        if op.name == "scalar.mul":
+            return prod(map(self.factor, op.operands))
+        return gcd(*map(self.factor, op.operands)) if op.name == "scalar.add" else 1
+
+    @staticmethod
+    def _integer(v: Value) -> bool:
+        return isinstance(v.type, ScalarType) and v.type.dtype in ("i32", "i64", "index")
+
+    def _vector(self, v: Value) -> bool:
+        """Whether the lanes of a value may differ."""
+        new = self.new.get(v, v)
+        return not isinstance(new.type, ScalarType) or new.type.lanes != 1
+
     def alike(self, op: Op) -> bool:
         """A value that all lanes share."""
-        (self.new[op.result],) = self.b.append(replace(op, results=(Value(op.result.type, op.result.hint),)))
+        operands = tuple(self.new.get(v, v) for v in op.operands)
+        results = (Value(op.result.type, op.result.hint),)
+        (self.new[op.result],) = self.b.append(replace(op, operands=operands, results=results))
         return True
 
     def unit_stride(self, buffer: Value, at: tuple[Expr, ...]) -> bool:

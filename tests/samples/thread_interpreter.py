@@ -226,10 +226,13 @@ class _Blocks:
 
     def gather(self, op: Op, active: np.ndarray) -> None:
         buffer, offset = op.operands
-        on = self.mask(op, active)
+        on, lanes = self.mask(op, active), op["lanes"]
         elements = self.at_offset(op, buffer, offset, on)
+        if (elements % lanes).any() or (elements.size and elements.max() + lanes > self.memory[buffer].size):
+            raise KernelFault(f"{op.name} [{op.loc}] reads {lanes} lanes where none begin")
+        elements = elements + np.arange(lanes)
         self.note("r", op, buffer, elements, on)
-        out = np.full((self.count, 1), op["other"]).astype(self.memory[buffer].dtype)
+        out = np.full((self.count, lanes), op["other"]).astype(self.memory[buffer].dtype)
         out[on] = self.read(buffer, elements, on)
         self.values[op.result] = out
 
