@@ -149,6 +149,8 @@ class _Widener:
 
     def access(self, op: Op) -> bool:
         load = op.name == "thread.load"
+        if not load and op.operands[0] in self.first:
+            return False
         buffer = op.operands[0 if load else 1]
         at = op.exprs("at")
         self.places.setdefault(buffer, set()).add(at)
