@@ -152,6 +152,18 @@ static inline int tw_barrier_or(int value, int line) {
     return tw_some;
 }
 #define __syncthreads_or(value) tw_barrier_or(value, __LINE__)
+struct TwAny { int value, any; };
+static void tw_any_together(void** lanes, int count) {
+    int any = 0;
+    for (int lane = 0; lane < count; ++lane) any |= ((TwAny*)lanes[lane])->value;
+    for (int lane = 0; lane < count; ++lane) ((TwAny*)lanes[lane])->any = any;
+}
+static inline int tw_any(int value, int line) {
+    TwAny own = {value, 0};
+    tw_together(line, tw_any_together, &own);
+    return own.any;
+}
+#define __any_sync(mask, value) tw_any(value, __LINE__)
 #define __shfl_sync(mask, value, lane, width) tw_shuffle(value, TW_INDEX, lane, width, __LINE__)
 #define __shfl_up_sync(mask, value, by, width) tw_shuffle(value, TW_UP, by, width, __LINE__)
 #define __shfl_down_sync(mask, value, by, width) tw_shuffle(value, TW_DOWN, by, width, __LINE__)

@@ -29,6 +29,10 @@ def _of_lanes(*_: object) -> Scalar:
     raise UnsupportedError("ops on lanes of short vectors belong to kernels, which are not differentiated")
 
 
+def _of_pieces(*_: object) -> Scalar:
+    raise UnsupportedError("pieces of numbers belong to kernels, which are not differentiated")
+
+
 #: one operand, and no derivative but zero
 PIECEWISE_CONSTANT: Partials = (None,)
 #: the same of two operands
@@ -36,6 +40,8 @@ PIECEWISE_CONSTANT_OF_TWO: Partials = (None, None)
 #: no operands at all
 CONSTANT: Partials = ()
 LANES: Partials = (_of_lanes,)
+PIECES: Partials = (_of_pieces,)
+JOINED_PIECES: Partials = (_of_pieces, _of_pieces, _of_pieces)
 
 NEG: Partials = (lambda x, y, g: -g,)
 ABS: Partials = (lambda x, y, g: g * x[0].apply("sign"),)

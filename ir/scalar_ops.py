@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir import scalar_derivatives as by
 from tilewright.ir.errors import InputError
+from tilewright.ir.float_pieces import PIECES, joined, piece_of
 from tilewright.ir.opdef import AttrDef, Attrs, Partials, define, no_results
 from tilewright.ir.types import FLOATS, ScalarType, Type, numpy_dtype
 
@@ -198,6 +199,41 @@ define(
     evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
     elementwise=True,
     partials=by.CAST,
+)
+
+
+def _infer_piece(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (t,) = _scalars(types)
+    _require(t.dtype == "f32", "f32", t)
+    if not 0 <= attrs["number"] < PIECES:
+        raise InputError(f"expected a piece below {PIECES}, got {attrs['number']}")
+    return [ScalarType("bf16", t.lanes)]
+
+
+def _infer_joined(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    t = _same(types)
+    _require(t.dtype == "bf16", "bf16", t)
+    return [ScalarType("f32", t.lanes)]
+
+
+define(
+    "scalar.piece",
+    ("a",),
+    "One of the three pieces of bfloat16 that hold a float32 number times 2 ** 16, 0 is the largest.",
+    attrs={"number": AttrDef("int")},
+    infer=_infer_piece,
+    evaluate=lambda x, a: [piece_of(x[0], a["number"])],
+    elementwise=True,
+    partials=by.PIECES,
+)
+define(
+    "scalar.join_pieces",
+    ("a", "b", "c"),
+    "The float32 number whose pieces these are, the largest first, exactly.",
+    infer=_infer_joined,
+    evaluate=lambda x, _: [joined(*x)],
+    elementwise=True,
+    partials=by.JOINED_PIECES,
 )
 define(
     "scalar.const",

@@ -6,8 +6,9 @@ from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import register_text, registers, tile_text
 from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread.split_ops import GROUP, PIECES
+from tilewright.ir.thread.split_ops import GROUP
 
 #: per register of a tile of pieces, the tile of float32 and the two of its registers that it holds
 _PAIRS: dict[tuple[int, ...], tuple[tuple[int, int, int], ...]] = {
@@ -55,6 +56,14 @@ def _promote(e: Emission, op: Op) -> None:
         e.line(f"{e.need('add_both', '')}<{columns * registers(small.type)}>({target}, {parts});")
 
 
+@emitter("thread.add_fragment", writes=(1,))
+def _add(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    part, sums = (e.buffer(v) for v in op.operands)
+    e.line("#pragma unroll")
+    e.line(f"for (int i = 0; i < {_count(sums)}; ++i) {sums.name}[i] += {part.name}[i];")
+
+
 @emitter("thread.scale_fragment", writes=(0,))
 def _scale(e: Emission, op: Op) -> None:
     cuda_only(e, op)
@@ -66,10 +75,33 @@ def _scale(e: Emission, op: Op) -> None:
 
 @emitter("thread.any_not_finite")
 def _any_not_finite(e: Emission, op: Op) -> None:
+    e.bind(op.result, [f"__syncthreads_or({_own_not_finite(e, op)})"], hint="not_finite")
+
+
+@emitter("thread.any_not_finite_of_warp")
+def _any_not_finite_of_warp(e: Emission, op: Op) -> None:
+    e.bind(op.result, [f"__any_sync(0xffffffffu, {_own_not_finite(e, op)})"], hint="not_finite")
+
+
+def _own_not_finite(e: Emission, op: Op) -> str:
     cuda_only(e, op)
     sums = e.buffer(op.operands[0])
-    own = f"{e.need('not_finite', '')}<{_count(sums)}>({sums.name})"
-    e.bind(op.result, [f"__syncthreads_or({own})"], hint="not_finite")
+    return f"{e.need('not_finite', '')}<{_count(sums)}>({sums.name})"
+
+
+@emitter("scalar.piece")
+def _piece(e: Emission, op: Op) -> None:
+    lanes = e.lanes_of(op.operands[0], e.scalar_type(op.result).lanes)
+    function = e.need("piece_of_f32", "")
+    e.bind_lanes(op.result, [f"{function}({text}, {op.integer('number')})" for text in lanes])
+
+
+@emitter("scalar.join_pieces")
+def _join_pieces(e: Emission, op: Op) -> None:
+    lanes = e.scalar_type(op.result).lanes
+    columns = zip(*(e.lanes_of(v, lanes) for v in op.operands), strict=True)
+    function = e.need("f32_from_pieces", "")
+    e.bind_lanes(op.result, [f"{function}({a}, {b}, {c})" for a, b, c in columns])
 
 
 def _count(fragment: BufferRef) -> int:

@@ -3,7 +3,42 @@
 from __future__ import annotations
 
 from tilewright.codegen.prelude.registry import helper
-from tilewright.ir.thread.split_ops import PIECES, SCALE
+from tilewright.ir.float_pieces import MARK, PIECES, SCALE, SPLIT_BELOW
+
+for _language, _bits, _float in (
+    ("cuda", "__float_as_uint", "__uint_as_float"),
+    ("opencl", "as_uint", "as_float"),
+):
+    _absolute = "fabsf" if _language == "cuda" else "fabs"
+    helper(
+        "piece_of_f32",
+        f"""
+FN $u16 NAME(float x, const int number) {{
+    if (!({_absolute}(x) < {SPLIT_BELOW:.1f}f)) {{
+        const unsigned int bits = {_bits}(x);
+        return ($u16)(number == 0 ? {MARK:#x}u : number == 1 ? bits >> 16 : bits & 0xffffu);
+    }}
+    float rest = x * {SCALE}f;
+    $u16 piece = @bf16_from_f32@(rest);
+    for (int i = 0; i < number; ++i) {{
+        rest -= @f32_from_bf16@(piece);
+        piece = @bf16_from_f32@(rest);
+    }}
+    return piece;
+}}
+""",
+        _language,
+    )
+    helper(
+        "f32_from_pieces",
+        f"""
+FN float NAME($u16 a, $u16 b, $u16 c) {{
+    if ((a & 0x7fffu) > 0x7f80u) return {_float}((unsigned int)b << 16 | (unsigned int)c);
+    return (@f32_from_bf16@(a) + (@f32_from_bf16@(b) + @f32_from_bf16@(c))) * {1 / SCALE!r}f;
+}}
+""",
+        _language,
+    )
 
 # The rest after each piece is exact. What is not finite, or too large, leaves no number in any sum it enters.
 helper(

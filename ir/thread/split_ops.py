@@ -1,8 +1,8 @@
 """Thread-level ops of float32 products by split factors: pieces of bfloat16, sums that are promoted.
 
-A float32 number times 2 ** 16 is the sum of three bfloat16 numbers: the number rounded, the rest rounded, and
-what is left, exactly and over the whole range of float32 below 2 ** 111. Six of the nine products of their
-pieces make the product of two numbers to 2 ** -24 of it; in the sums it counts 2 ** 32 times.
+A float32 number times 2 ** 16 is the sum of three bfloat16 numbers (`ir/float_pieces.py`). Six of the nine
+products of their pieces make the product of two numbers to 2 ** -24 of it; in the sums it counts 2 ** 32
+times.
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.thread.ops import buffer
 from tilewright.ir.types import ScalarType, TensorType, Type
 
-#: bfloat16 numbers that hold one float32 number
-PIECES = 3
 #: pairs of pieces (0 is the largest) that are multiplied, in groups with a sum each, the smaller products
 #: first: matrix instructions cut their sums off, which in the first group is far below what counts
 PRODUCTS = (((0, 2), (2, 0), (1, 1), (0, 1), (1, 0)), ((0, 0),))
-#: what a factor is multiplied by, so that its least piece is no smaller than what bfloat16 holds: 2 ** -133
-SCALE = 2.0**16
 #: neighbours along k that are split together in shared memory
 GROUP = 8
 #: tiles of float32 of either factor, two of which become one tile of pieces
@@ -107,6 +104,24 @@ define(
 )
 
 
+def _infer_add(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    part, sums = map(_accumulators, types)
+    if part.shape != sums.shape:
+        raise InputError(f"expected two equal f32[..., 16, 8], got {part} and {sums}")
+    return []
+
+
+define(
+    "thread.add_fragment",
+    ("part", "sums"),
+    "Add part[i, j] to sums[i, j] for all tiles, rounded to nearest, which sums of matrix instructions are "
+    "not.",
+    results=0,
+    infer=_infer_add,
+    effects=frozenset({"read", "write"}),
+)
+
+
 def _infer_accumulators(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     _accumulators(types[0])
     return []
@@ -135,4 +150,11 @@ define(
     "goes on.",
     infer=_infer_finite,
     effects=frozenset({"read", "warp", "async"}),
+)
+define(
+    "thread.any_not_finite_of_warp",
+    ("sums",),
+    "Whether any element that a thread of the warp holds is infinite or nan.",
+    infer=_infer_finite,
+    effects=frozenset({"read", "warp"}),
 )

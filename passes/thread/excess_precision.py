@@ -104,7 +104,7 @@ class _Widening:
             return op, replace(op, results=(new,)).with_attrs(value=value, dtype="f32")
         if op.name == "scalar.index":
             return op, replace(op, results=(new,)).with_attrs(dtype="f32")
-        if op.name in _MOVES or (op.level == "scalar" and op_def(op.name).elementwise):
+        if op.name in _MOVES or (op_def(op.name).elementwise and any(map(_is_narrow, op.operands))):
             if op.name in _MOVES and op.operands[0] in self.constants:
                 self.constants.add(old)
             return replace(self.with_twins(op), results=(new,)), _cast(new, old)

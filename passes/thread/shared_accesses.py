@@ -10,10 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, symbols
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
-from tilewright.ir.thread.split_ops import GROUP, PIECES
+from tilewright.ir.thread.split_ops import GROUP
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType

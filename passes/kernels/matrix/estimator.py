@@ -44,7 +44,8 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = rounds * _round_clk(problem, space, hardware, resident)
     busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
-    busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if problem.split else 1.0))
+    splits_in_loop = problem.split and not problem.stored
+    busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if splits_in_loop else 1.0))
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     # A multiprocessor has one block by roles, whose copies are always on their way; but what it reads and
     # writes beside them waits for memory, as far as the L2 does not hold it.

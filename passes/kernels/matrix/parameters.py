@@ -115,6 +115,10 @@ class MatrixParameters(AttrRecord):
             raise InputError(f"expected channel {view.channel}, got {self.channel}")
         if self.engine == WARPGROUPS:
             self._check_groups(view)
+        if view.stored and (not self.copiers or self.stores == ENGINE):
+            raise InputError(
+                "expected a role that copies, and threads that store, for factors that are stored in pieces"
+            )
         if self.copiers:
             self._check_roles(view)
         elif self.teams > 1 or self.blocks or ENGINE in (self.transport, self.stores) or self.cluster > 1:
@@ -134,7 +138,7 @@ class MatrixParameters(AttrRecord):
         row = self.block.k * itemsize("bf16" if view.splits else view.dtype)
         if row not in ROW_BYTES and any(view.along(i) in ("", view.channel) for i in (0, 1)):
             raise InputError(f"expected chunks of 32, 64 or 128 bytes for warpgroups, got {row}")
-        if view.splits and self.block.k > GROUP_CHUNK:
+        if (view.splits or view.stored) and self.block.k > GROUP_CHUNK:
             raise InputError(f"expected chunks of split factors of at most {GROUP_CHUNK}, got {self.block.k}")
 
     def _check_roles(self, view: MatrixView) -> None:

@@ -20,7 +20,7 @@ from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
-from tilewright.passes.kernels.matrix.view import MatrixView, plain
+from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
 INSTRUCTIONS = {
@@ -43,7 +43,14 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     """The product of a kernel; constant second factors count as packed, the channel innermost."""
     moved = traffic(kernel)
     first, second = (source.value for source in view.sources)
-    first_bytes, second_bytes = (reached(kernel, v) if v in kernel.params else 0 for v in (first, second))
+    first_bytes, second_bytes = (
+        sum(
+            reached(kernel, v)
+            for v in dict.fromkeys(piece.sources[i].value for piece in view.pieces())
+            if v in kernel.params
+        )
+        for i in (0, 1)
+    )
     if first is second:
         second_bytes = 0  # two parts of one array, which the traffic counts once
     size = itemsize(view.dtype)
@@ -55,7 +62,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         n=view.size(view.columns),
         channel=view.sizes[view.channel],
         taps=view.size(view.taps),
-        element_bytes=size,
+        element_bytes=size * len(list(view.pieces())),
         first_bytes=first_bytes,
         second_bytes=second_bytes,
         result_bytes=moved - first_bytes - second_bytes,
@@ -68,10 +75,10 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_stride=0 if _may_be_packed(kernel, view) else _stride(kernel, view, 1),
         first_rows=view.along(0) in ("", view.channel),
         second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
-        head_work=_work(before),
+        head_work=0.0 if view.stored else _work(before),
         tail_work=_work(after),
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
-        split=view.splits,
+        split=may_split(view.op),
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 

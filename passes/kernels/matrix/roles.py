@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.float_pieces import SCALE
 from tilewright.ir.hardware_facts import (
     MMA_M,
     MMA_N,
@@ -26,7 +28,9 @@ from tilewright.ir.hardware_facts import (
     WARPGROUP_WARPS,
 )
 from tilewright.ir.tensor.ops import dims
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
+from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
@@ -98,8 +102,11 @@ class _RoleMatrix:
     def lower(self) -> Func:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
-            factors = [Staged(w, self.view, plan, i, 0, {}, plan.stages) for i in (0, 1)]
-            if plan.cluster > 1 and not factors[1].by_engine:
+            pieces = [
+                [Staged(w, view, plan, i, 0, {}, plan.stages) for i in (0, 1)] for view in self.view.pieces()
+            ]
+            factors = [factor for both in pieces for factor in both]
+            if plan.cluster > 1 and not all(both[1].by_engine for both in pieces):
                 raise InputError(
                     "expected a second factor that the copy engine can bring to clusters",
                     where=f"@{self.name}",
@@ -119,7 +126,7 @@ class _RoleMatrix:
             for team, stage in enumerate(stages):
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
                 with w.role(name, plan.team_warps, others):
-                    self._multiply(factors, ring, orders, stage, team)
+                    self._multiply(pieces, ring, orders, stage, team)
         return w.finish()
 
     def _order(self, team: int) -> Value | None:
@@ -188,8 +195,8 @@ class _RoleMatrix:
     def _copy(self, factors: list[Staged], ring: Value) -> None:
         w = self.w
         with self._tiles(None) as tile:
-            for factor, origin in zip(factors, (tile.m, tile.n), strict=True):
-                factor.move_to(origin, tile.batch)
+            for factor in factors:
+                factor.move_to((tile.m, tile.n)[factor.operand], tile.batch)
             with w.loop("chunk", self.chunks) as chunk:
                 item = w.simple(tile.item + chunk)
                 w.b.do("thread.acquire", ring, item=item)
@@ -198,31 +205,65 @@ class _RoleMatrix:
                 w.b.do("thread.publish", ring, item=item)
 
     def _multiply(
-        self, factors: list[Staged], ring: Value, orders: list[Value | None], stage: Stage, team: int
+        self, pieces: list[list[Staged]], ring: Value, orders: list[Value | None], stage: Stage, team: int
     ) -> None:
         w, plan = self.w, self.plan
-        acc = w.alloc((plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N), "f32", "frag", "sums")
+        shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
+        acc = w.alloc(shape, "f32", "frag", "sums")
+        part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
         with self._tiles(team) as tile:
-            w.b.do("thread.fill_fragment", acc, value=float(self.op["init"][0]))  # type: ignore[index, arg-type]
+            w.b.do("thread.fill_fragment", acc, value=0.0 if part is not None else self._start())
             self._await_turn(orders, team, tile)
-            with w.loop("chunk", self.chunks) as chunk:
-                item = w.simple(tile.item + chunk)
-                w.b.do("thread.receive", ring, item=item)
-                start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
-                if self.chunks > 1:
-                    w.b.do("thread.warpgroup_wait", acc, pending=1)
-                with w.when(w.bounds((w.simple(chunk - 1),), (self.chunks,))):
-                    if self.chunks > 1:
-                        w.b.do("thread.release", ring, item=w.simple(item - 1))
+            if part is not None:
+                self._sum_of_pieces(pieces, ring, part, acc, tile)
+            else:
+                self._sum(pieces[0], ring, acc, tile)
             self._hand_on_turn(orders[team], tile)
-            w.b.do("thread.warpgroup_wait", acc)
-            w.b.do("thread.release", ring, item=w.simple(tile.item + self.chunks - 1))
+            if part is None:
+                w.b.do("thread.warpgroup_wait", acc)
+                w.b.do("thread.release", ring, item=w.simple(tile.item + self.chunks - 1))
             if self.results is not None:
                 assert not isinstance(stage, Value)
                 self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]))
             else:
                 assert isinstance(stage, Value)
                 self._results(acc, stage, tile)
+
+    def _start(self) -> float:
+        return float(self.op["init"][0])  # type: ignore[index, arg-type]
+
+    def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile) -> None:
+        """Start all multiplications of a tile; that of the last chunk is not waited for."""
+        w, plan = self.w, self.plan
+        with w.loop("chunk", self.chunks) as chunk:
+            item = w.simple(tile.item + chunk)
+            w.b.do("thread.receive", ring, item=item)
+            start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
+            if self.chunks > 1:
+                w.b.do("thread.warpgroup_wait", acc, pending=1)
+            with w.when(w.bounds((w.simple(chunk - 1),), (self.chunks,))):
+                if self.chunks > 1:
+                    w.b.do("thread.release", ring, item=w.simple(item - 1))
+
+    def _sum_of_pieces(
+        self, pieces: list[list[Staged]], ring: Value, part: Value, acc: Value, tile: _Tile
+    ) -> None:
+        """Multiply the pieces of every chunk, the smaller products first, and promote their sum."""
+        w, plan = self.w, self.plan
+        with w.loop("chunk", self.chunks) as chunk:
+            item = w.simple(tile.item + chunk)
+            w.b.do("thread.receive", ring, item=item)
+            products = tuple(chain.from_iterable(PRODUCTS))
+            for pair in products:
+                factors, opens = (pieces[pair[0]][0], pieces[pair[1]][1]), pair == products[0]
+                start_multiplying(
+                    w, plan, factors, part, w.simple(item % plan.stages),
+                    fresh=opens, opens=opens, closes=pair == products[-1],
+                )  # fmt: skip
+            w.b.do("thread.warpgroup_wait", part)
+            w.b.do("thread.release", ring, item=item)
+            w.b.do("thread.add_fragment", part, acc)
+        w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
 
     def _place(self, tile: _Tile, row_tiles: int) -> Place:
         """Where the sums of this warp belong."""
@@ -262,6 +303,7 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         columns = self._piece_columns()
         warp: Expr = w.simple(Sym("tid") // WARP)
+        not_finite = w.b.value("thread.any_not_finite_of_warp", acc) if self.view.stored else None
         _, own = warpgroup_rows(w, plan)
         first_column = w.simple(warp // plan.warps.m * plan.warp_n)
         pieces = plan.warp_n // columns
@@ -274,7 +316,26 @@ class _RoleMatrix:
                     item=(i, w.simple(piece * (columns // MMA_N) + j)),
                 )  # fmt: skip
             m = w.simple(own + i * (WARPGROUP_WARPS * MMA_M))
-            self._piece(stage, tile, m, w.simple(first_column + piece * columns))
+            n = w.simple(first_column + piece * columns)
+            if not_finite is not None:
+                self._recompute(not_finite, stage, tile, m, n)
+            self._piece(stage, tile, m, n)
+
+    def _recompute(self, not_finite: Value, stage: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+        """In a warp with sums that are not finite, compute those of a piece as kernels on the lanes do."""
+        w, columns = self.w, self._piece_columns()
+        major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
+        warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
+        with w.when((), not_finite), w.loop("s", major * minor // WARP) as step:
+            outer, inner = w.unravel(w.simple(step * WARP + lane), (major, minor))
+            row, column = (inner, outer) if self.transposed else (outer, inner)
+            mask = self._inside(w.simple(tile.m + m + row), w.simple(tile.n + n + column))
+            with w.when(mask):
+                total = w.load(stage, (warp, outer, inner))
+                finite = w.b.value("scalar.isfinite", total)
+                with w.when((), w.b.value("scalar.not", finite)):
+                    index = self._index(tile, w.simple(m + row), w.simple(n + column))
+                    w.store(chain_of(w, self.op, index), stage, (warp, outer, inner))
 
     def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         """The results of a warp's piece of sums, whose first row and column in the tile are m and n."""
@@ -296,10 +357,17 @@ class _RoleMatrix:
     def _inside(self, m: Expr, n: Expr) -> Mask:
         return (*self.w.below(m, self.m), *self.w.below(n, self.n))
 
-    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+    def _index(self, tile: _Tile, m: Expr, n: Expr) -> dict[str, Expr]:
+        """The index of a result in every dimension, by its row and column in the tile."""
         w, view = self.w, self.view
         index: dict[str, Expr] = dict(tile.batch)
         for names, at in ((view.rows, tile.m + m), (view.columns, tile.n + n)):
             index.update(zip(names, w.unravel(w.simple(at), [view.sizes[d] for d in names]), strict=True))
+        return index
+
+    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+        w, index = self.w, self._index(tile, m, n)
+        if self.view.stored and self._start() != 0.0:
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)

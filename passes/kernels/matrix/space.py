@@ -12,6 +12,7 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import (
     ASYNC_COPY_BYTES,
     MMA_K_BYTES,
@@ -21,10 +22,16 @@ from tilewright.ir.hardware_facts import (
     REGISTERS_PER_SM,
     WARP,
 )
-from tilewright.ir.thread.split_ops import PIECES, PRODUCTS
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
-from tilewright.passes.kernels.matrix.parameters import WARPGROUPS, MatrixParameters, MatrixTile, Warps
-from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, role_chunk
+from tilewright.passes.kernels.matrix.parameters import (
+    GROUP_CHUNK,
+    WARPGROUPS,
+    MatrixParameters,
+    MatrixTile,
+    Warps,
+)
+from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM, role_chunk
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -57,6 +64,8 @@ ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
 #: sums of a thread by roles at least, and tiles per so many multiprocessors
 LEAST_ROLE_SUMS = 64
 LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
+#: sums of a thread at most where they are promoted: it holds those of a chunk beside them
+MOST_PROMOTED_SUMS = 96
 #: bytes through which a warp brings some of its sums into rows (`roles`), and of a block's barriers
 STAGING_BYTES, ROLE_BARRIER_BYTES = 16 * (32 + 8) * 4, 256
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
@@ -64,6 +73,8 @@ MOST_RASTER = 8
 
 _M = (16, 32, 64, 96, 128, 192, 256)
 _N = (16, 32, 48, 64, 96, 128, 192, 256)
+#: columns of tiles of factors that are stored in pieces, where sums are promoted
+_STORED_N = (64, 96, 128, 144, 160, 176, 192)
 #: bytes of a chunk's row that one warp multiplies
 _K_BYTES = (32, 64, 128)
 #: warps along m, n and k
@@ -82,8 +93,9 @@ _STAGES = (2, 3, 4, 5)
 class MatrixProblem:
     """`batch` products of [m, k] and [n, k], k = taps * channel.
 
-    element_bytes: of both factors (4: float32, 1: signed bytes). first_bytes, second_bytes: what the
-    factors hold (an image counts once, however many windows read it). fetched: share of the first factor's
+    element_bytes: of both factors (4: float32, 1: signed bytes, 6: float32 stored in pieces). first_bytes,
+    second_bytes: what the factors hold (an image counts once, however many windows read it). fetched: share
+    of the first factor's
     elements inside of it.
     result_bytes: all results and further operands. first_copy, second_copy: elements per asynchronous copy, 0
     where the threads compute or copy a factor through registers; first_lanes, second_lanes: by how many then.
@@ -121,13 +133,26 @@ class MatrixProblem:
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
-        if min(counts) < 1 or self.element_bytes not in (1, 2, 4) or not 0.0 <= self.fetched <= 1.0:
-            raise InputError(f"expected extents of at least 1, elements of 1, 2 or 4 bytes, got {self}")
+        known = (1, 2, 4, PIECES * PIECE_BYTES)
+        if min(counts) < 1 or self.element_bytes not in known or not 0.0 <= self.fetched <= 1.0:
+            raise InputError(
+                f"expected extents of at least 1, elements of 1, 2 or 4 bytes, or 6 in pieces, got {self}"
+            )
 
     @property
     def depth(self) -> int:
         """Elements along the channel that one instruction multiplies."""
         return MMA_K_BYTES // (2 if self.split else self.element_bytes)
+
+    @property
+    def stored(self) -> bool:
+        """Whether factors are stored in pieces of bfloat16."""
+        return self.element_bytes == PIECES * PIECE_BYTES
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an element in a row of a tile: of one piece where there are pieces."""
+        return PIECE_BYTES if self.stored else self.element_bytes
 
     @property
     def products(self) -> int:
@@ -236,13 +261,16 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
     Raises InputError where nothing does.
     """
-    ways = [(*warps, 0, 0, 1, 0, 1) for warps in _WARPS]
-    if takes_groups(problem, hardware):
+    ways = [(*warps, 0, 0, 1, 0, 1) for warps in _WARPS] if not problem.stored else []
+    if takes_groups(problem, hardware) and not problem.stored:
         ways += [(*warps, 1, 0, 1, 0, 1) for warps in _GROUP_WARPS]
     if takes_roles(problem, hardware):
         # Clusters of two, which share reads of the second factor, are slower on an H200 wherever tried.
         ways += [(*warps, 1, ROLE_COPIERS, teams, hardware.sm_count, 1) for warps, teams in _ROLE_WARPS]
-    tables = [_M, _N, [b // problem.element_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
+    columns = _STORED_N if problem.stored else _N
+    tables = [_M, columns, [b // problem.row_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
+    if not ways:
+        raise InputError(f"no implementation parameters of {problem} fit")
     index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
     m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
     warps = np.array(ways, dtype=np.int64)[w]
@@ -252,16 +280,17 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     """Return whether warpgroups can multiply the factors: rows of the channel, or columns of 16 bits."""
-    if problem.split and problem.taps * problem.channel < LEAST_GROUP_SUM:
+    least = LEAST_STORED_SUM if problem.stored else LEAST_GROUP_SUM
+    if problem.split and problem.taps * problem.channel < least:
         return False
     rows = problem.first_rows and problem.second_rows
-    taken = problem.element_bytes == 2 or (rows and problem.element_bytes == 4)
+    taken = problem.row_bytes == 2 or (rows and problem.element_bytes == 4)
     return taken and hardware.wgmma_share > 0
 
 
 def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     """Return whether the copy engine brings both factors to warpgroups that do nothing but multiply."""
-    return problem.boxes and takes_groups(problem, hardware) and problem.element_bytes == 2
+    return problem.boxes and takes_groups(problem, hardware) and problem.row_bytes == 2
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -294,13 +323,16 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
+    if problem.stored:
+        most = np.minimum(most, MOST_PROMOTED_SUMS)
+        found &= space.by_roles
     sums = space.m * space.n * space.warps_k
     found &= (sums <= most * (WARP * space.team_warps)) & (threads <= hardware.max_threads_per_block)
     # Roles multiply rows of 128 bytes, or shorter ones of all channels; every team has a tile, and clusters
     # lie within rasters.
     tiles_m = ceil_div(problem.m, space.m)
     found &= ~space.by_roles | (
-        (space.k == role_chunk(problem.channel, problem.element_bytes))
+        (space.k == (GROUP_CHUNK if problem.stored else role_chunk(problem.channel, problem.element_bytes)))
         & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
         & (tiles_m % space.cluster == 0)
         # Nothing smaller was measured: they take a multiprocessor each, and have much to do there.
@@ -384,7 +416,7 @@ def columns_together(space: MatrixSpace) -> IntArray:
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
-    if problem.split:  # the second factor's pieces
+    if problem.split and not problem.stored:  # the second factor's pieces
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     pieces = space.multiplying_warps * STAGING_BYTES + ROLE_BARRIER_BYTES
@@ -398,6 +430,9 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     block reads and writes its pieces before, and each product reads one of them.
     """
     readers = np.where(space.groups > 0, space.m // GROUP_M, space.warps_m) * 1.0
+    if problem.stored:  # each product reads one piece of either
+        share = problem.products / PIECES
+        return np.asarray(space.m * (share * space.warps_n + 1) + space.n * (share * readers + 1))
     if problem.split:
         share = PIECE_BYTES / problem.element_bytes
         readers = np.where(space.groups > 0, (problem.products * readers + PIECES) * share + 1.0, readers)

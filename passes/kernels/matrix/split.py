@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.float_pieces import PIECES, SCALE
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
-from tilewright.ir.thread.split_ops import PIECES, PRODUCTS, SCALE
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.matrix.ring import Ring

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
@@ -20,6 +21,9 @@ NARROW = ("f16", "bf16")
 #: products of the shortest sum for which warpgroups split factors: they promote sums every 32 of them, and
 #: cut off more than chains of float32 additions round off in shorter ones (docs/adr/0046)
 LEAST_GROUP_SUM = 192
+#: the same of factors that are stored in pieces, whose products, small and large ones, are added to one sum:
+#: it is cut off once more in each chunk
+LEAST_STORED_SUM = 512
 #: that of factors whose products are summed as integers, modulo 2^32 as everywhere
 EXACT = "i8"
 
@@ -48,6 +52,8 @@ class MatrixView:
     """A contraction as batched product of [m, k] and [n, k]: which dimensions make up each of the four.
 
     `channel` is the reduced dimension that is cut into chunks, `taps` are the others, all taken one by one.
+    further: where float32 factors are stored in pieces of bfloat16, the sources of those after the first
+    pieces, which are the `sources` then.
     """
 
     op: Op
@@ -57,6 +63,7 @@ class MatrixView:
     batch: tuple[str, ...]
     taps: tuple[str, ...]
     channel: str
+    further: tuple[tuple[Source, Source], ...] = ()
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -69,13 +76,24 @@ class MatrixView:
 
     @property
     def dtype(self) -> str:
-        """Dtype of the factors."""
-        return self.op.operands[0].tensor.dtype
+        """Dtype of the factors, or of their pieces where these are stored."""
+        return self.sources[0].value.tensor.dtype
 
     @property
     def splits(self) -> bool:
-        """Whether float32 factors are multiplied as pieces of bfloat16."""
-        return may_split(self.op)
+        """Whether the kernel splits float32 factors into pieces of bfloat16."""
+        return may_split(self.op) and not self.stored
+
+    @property
+    def stored(self) -> bool:
+        """Whether float32 factors are stored in pieces of bfloat16."""
+        return bool(self.further)
+
+    def pieces(self) -> Iterator[MatrixView]:
+        """The product of pieces of one size each, the largest first; the whole where there are none."""
+        yield replace(self, further=())
+        for sources in self.further:
+            yield replace(self, sources=sources, further=())
 
     @property
     def depth(self) -> int:
@@ -118,7 +136,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
         return None
     if any(_terms(op, e) is None for at in reads(op) for e in at) or not roles.columns or not roles.rows:
         return None
-    sources = (_source(kernel, op, 0), _source(kernel, op, 1))
+    sources, *further = _pieces(kernel, op) or [(_source(kernel, op, 0), _source(kernel, op, 1))]
     channels = [d for d in dims(op, "red") if d in roles.channels]
     # a window's dimension serves as well where it runs through memory
     channels = channels or [d for d in dims(op, "red") if neighbours(op, sources[0], d)]
@@ -135,6 +153,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
         batch=roles.batch,
         taps=tuple(d for d in dims(op, "red") if d != channel),
         channel=channel,
+        further=tuple(further),
     )
 
 
@@ -154,6 +173,35 @@ def may_split(op: Op) -> bool:
 def sums_of(dtype: str) -> str:
     """The dtype in which tensor cores sum products of factors of a dtype."""
     return "i32" if dtype == EXACT else "f32"
+
+
+def _pieces(kernel: Func, op: Op) -> list[tuple[Source, Source]] | None:
+    """The sources of the pieces of both factors, the largest first; None where a factor is not stored so."""
+    if not may_split(op):
+        return None
+    first, second = (_pieces_of(kernel, op, operand) for operand in (0, 1))
+    return list(zip(first, second, strict=True)) if first and second else None
+
+
+def _pieces_of(kernel: Func, op: Op, operand: int) -> tuple[Source, ...]:
+    """The sources of the pieces that a map joins to a factor; none where it is another factor."""
+    joins = next((o for o in kernel.body.ops if op.operands[operand] in o.results), None)
+    if joins is None or joins.name != "tensor.map" or joins.body is None or len(joins.operands) != PIECES:
+        return ()
+    names = [o.name for o in joins.body.ops]
+    if names != ["scalar.join_pieces", "scalar.yield"] or joins.body.ops[0].operands != joins.body.params:
+        return ()
+    # Beyond an edge pieces are 0 where the factor is, which must be where they are stored.
+    whole = tuple(Sym(d) for d in dims(joins, "par"))
+    if fills(op)[operand] is not None and any(at != whole for at in reads(joins)):
+        return ()
+    if any(fill is not None for fill in fills(joins)) or not {*joins.operands} <= {*kernel.params}:
+        return ()
+    env, ranges = dict(zip(dims(joins, "par"), reads(op)[operand], strict=True)), ranges_of(op)
+    return tuple(
+        Source(v, tuple(simplify(substitute(e, env), ranges) for e in at), given=True)
+        for v, at in zip(joins.operands, reads(joins), strict=True)
+    )
 
 
 def _source(kernel: Func, op: Op, operand: int) -> Source:
@@ -238,7 +286,8 @@ def takes_warpgroups(view: MatrixView) -> bool:
 
     Sums of split factors must be long enough for sums that are cut off over a chunk.
     """
-    if view.splits and view.size(view.taps) * view.sizes[view.channel] < LEAST_GROUP_SUM:
+    least = LEAST_STORED_SUM if view.stored else LEAST_GROUP_SUM
+    if may_split(view.op) and view.size(view.taps) * view.sizes[view.channel] < least:
         return False
     size = itemsize(view.dtype)
     return size == 2 or (size == 4 and all(view.along(i) in ("", view.channel) for i in (0, 1)))

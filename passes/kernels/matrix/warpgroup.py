@@ -27,14 +27,28 @@ def warpgroup_column(w: Writer, plan: MatrixParameters) -> Expr:
 
 
 def start_multiplying(
-    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, slot: Expr
+    w: Writer,
+    plan: MatrixParameters,
+    factors: Sequence[Staged],
+    acc: Value,
+    slot: Expr,
+    *,
+    fresh: bool = False,
+    opens: bool = True,
+    closes: bool = True,
 ) -> None:
-    """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie."""
+    """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie.
+
+    fresh: `acc` is that product alone. opens, closes: whether it is the first and the last of its group.
+    """
     a, b = factors
     first, _ = warpgroup_rows(w, plan)
     column = warpgroup_column(w, plan)
     at = a.place(slot, first, 0)
-    _start(w, plan, a.tiles, at, b, b.place(slot, column, 0), acc, turned=a.turned)
+    _start(
+        w, plan, a.tiles, at, b, b.place(slot, column, 0), acc,
+        turned=a.turned, fresh=fresh, opens=opens, closes=closes,
+    )  # fmt: skip
 
 
 def reduce_by_warpgroups(
@@ -80,11 +94,15 @@ def _start(
     acc: Value,
     *,
     turned: bool = False,
+    fresh: bool = False,
+    opens: bool = True,
+    closes: bool = True,
 ) -> None:
     w.b.do(
         "thread.warpgroup_mma", a, b.tiles, acc,
         a_at=tuple(map(w.simple, a_at)), b_at=tuple(map(w.simple, b_at)),
-        a_turned=turned, b_turned=b.turned, engine=plan.engine,
+        a_turned=turned, b_turned=b.turned,
+        engine=plan.engine, fresh=fresh, opens=opens, closes=closes,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ ELEMENTWISE = [
     for d in op_defs()
     if d.name.startswith("scalar.")
     and d.elementwise
-    and d.name not in ("scalar.cast", "scalar.const", "scalar.select")
+    and d.name not in ("scalar.cast", "scalar.const", "scalar.select", "scalar.piece", "scalar.join_pieces")
 ]
 
 

@@ -25,9 +25,9 @@ RANGES = {
     "atan2": [(0.2, 2.0), (-2.0, 2.0)],
 }
 SCALARS = {d.name.removeprefix("scalar."): d for d in op_defs() if d.name.startswith("scalar.")}
-SMOOTH = sorted(
-    n for n, d in SCALARS.items() if any(d.partials) and n not in ("broadcast", "extract", "cast")
-)
+#: ops that belong to kernels, and conversions
+NOT_DIFFERENTIATED = ("broadcast", "extract", "cast", "piece", "join_pieces")
+SMOOTH = sorted(n for n, d in SCALARS.items() if any(d.partials) and n not in NOT_DIFFERENTIATED)
 
 
 def partial(name, k, arrays):

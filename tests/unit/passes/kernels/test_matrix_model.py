@@ -186,7 +186,7 @@ def test_space_holds_only_what_fits():
     small = replace(H100, smem_per_block_max_bytes=1024)
     with pytest.raises(InputError, match="fit"):
         matrix_space(problem, small)
-    with pytest.raises(InputError, match="elements of 1, 2 or 4 bytes"):
+    with pytest.raises(InputError, match="elements of 1, 2 or 4 bytes, or 6 in pieces"):
         gemm_problem(8, 8, 8, 8)
 
 

@@ -1,0 +1,207 @@
+"""Products of float32 factors that are stored in pieces: on the emulator, beside chains, and in networks."""
+
+import sys
+from dataclasses import replace
+from itertools import chain as joined_groups
+from itertools import product
+
+import numpy as np
+import pytest
+from codegen_samples import DEVICES, run
+from codegen_samples import kernel as thread_kernel
+from decision_samples import with_template
+from matrix_samples import CTX, THREAD, convolution, convolved, gemm, matrix_parameters, source, view_of
+from split_samples import KINDS, assert_no_worse, chain, factors, pieces, truncated
+
+import tilewright as tw
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.costmodel import load_hardware
+from tilewright.ir import Builder, Func, InputError, Level, Module, Ref, Value, parse, walk
+from tilewright.ir.constants import Constants
+from tilewright.ir.float_pieces import PIECES, SCALE, SPLIT_BELOW, joined, piece_of
+from tilewright.ir.thread.split_ops import PRODUCTS
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix import choice
+from tilewright.passes.kernels.matrix import space as matrix_space
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.space import takes_roles
+from tilewright.passes.kernels.matrix.view import LEAST_STORED_SUM
+from tilewright.passes.tensor import store_pieces
+
+H100 = load_hardware("H100")
+
+#: numbers that are hard to split: the least one, the last one that is a sum of pieces, those that are not
+HARD = np.array(
+    [0, -1, 1e-45, -1e-40, 1.2345678, np.nextafter(np.float32(SPLIT_BELOW), np.float32(0)), SPLIT_BELOW, 3e38,
+     np.inf, -np.inf, np.nan],
+    dtype=np.float32,
+)  # fmt: skip
+
+
+def test_pieces_hold_every_number():
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
+    for x in (HARD, bits):
+        np.testing.assert_array_equal(joined(*(piece_of(x, i) for i in range(PIECES))), x)
+
+
+SPLIT = """
+  %0 = thread.load(%x, at = [tid]) : f32
+  %1 = scalar.piece(%0, number = 0) : bf16
+  %2 = scalar.piece(%0, number = 1) : bf16
+  %3 = scalar.piece(%0, number = 2) : bf16
+  %4 = scalar.join_pieces(%1, %2, %3) : f32
+  thread.store(%1, %a, at = [tid])
+  thread.store(%2, %b, at = [tid])
+  thread.store(%3, %c, at = [tid])
+  thread.store(%4, %y, at = [tid])
+"""
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", DEVICES)
+def test_devices_split_as_the_interpreter_does(target):
+    n = len(HARD)
+    pieces_of_x = dict.fromkeys("abc", f"bf16[{n}]")
+    func = thread_kernel(SPLIT, {"x": f"f32[{n}]", **pieces_of_x, "y": f"f32[{n}]"}, block=n)
+    got = run(func, target, [HARD])
+    np.testing.assert_array_equal(got["y"], HARD)
+    for number, name in enumerate("abc"):
+        np.testing.assert_array_equal(got[name].view(np.uint16), piece_of(HARD, number).view(np.uint16))
+
+
+def stored(kernel: Func) -> Func:
+    """The kernel whose two factors are stored in pieces, which are its last parameters."""
+    params = tuple(Value(p.type) for p in kernel.params)
+    b = Builder()
+    results = b.emit("tensor.call", params, {"callee": Ref(kernel.name)}, types=kernel.result_types)
+    b.do("tensor.return", *results)
+    main = Func(Level.TENSOR, "main", b.block(params), kernel.result_types)
+    module = run_pipeline(Module("m", (kernel, main)), Pipeline.parse("store-pieces{when=always}"), CTX)
+    return next(f for f in module.funcs if f.name == kernel.name)
+
+
+def by_roles(kernel: Func, *tiles: int, **more: int | str) -> Func:
+    plan = matrix_parameters(*tiles, view_of(kernel).channel, engine="wgmma")
+    plan = replace(plan, **({"copiers": 4, "transport": "engine"} | more))
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
+def split_of(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [piece_of(x, number) for x in arrays for number in range(PIECES)]
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("tiles", "more"),
+    [
+        ((128, 32, 32, 8, 1, 2), {"blocks": 1}),  # two warpgroups, two tiles
+        ((64, 16, 32, 4, 1, 3), {"blocks": 2, "teams": 2}),
+        ((64, 48, 16, 4, 1, 2), {"transport": "threads"}),
+    ],
+)
+def test_products_and_what_is_not_finite(tiles, more):
+    """Errors are those of chains at most; rows and columns with infinities are as on the lanes."""
+    kernel = stored(gemm("f32", 70, 40, LEAST_STORED_SUM, arithmetic="split"))
+    assert view_of(kernel).stored
+    func = by_roles(kernel, *tiles, **more)
+    a, b = factors("normal", 70, LEAST_STORED_SUM, 40)
+    a[3, 5], b[9, 7], a[20, 2], a[33, :] = np.inf, np.nan, 3e38, 0.0
+    a[21], b[:, 4] = a[21] * 1e30, b[:, 4] * 1e-30
+    a[30, 30], b[30, :] = -np.inf, 0.0  # -inf * 0
+    (got,) = run(func, "emulator", split_of(a, np.ascontiguousarray(b.T))).values()
+    want = chain(a, b)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_array_equal(got[np.isinf(want)], want[np.isinf(want)])
+    rows, columns = np.delete(np.arange(70), [3, 20, 21, 30]), np.delete(np.arange(40), [4, 7])
+    assert_no_worse(got[np.ix_(rows, columns)], a[rows], b[:, columns], "normal")
+    exact, size = a[21].astype(float) @ b.astype(float), np.abs(a[21].astype(float)) @ np.abs(b.astype(float))
+    assert (np.abs(got[21] - exact) <= 2.0**-22 * size)[columns].all()
+
+
+@pytest.mark.emulator
+def test_windows_with_edges_and_an_epilogue():
+    kernel = stored(convolution("f32", 2, (7, 7), 64, 24, 3, 1, "NHWC", arithmetic="split"))
+    assert view_of(kernel).stored
+    rng = np.random.default_rng(1)
+    x, w, bias, res = (rng.standard_normal(s).astype(np.float32)
+                       for s in ((2, 7, 7, 64), (3, 3, 24, 64), (24,), (2, 7, 7, 24)))  # fmt: skip
+    func = by_roles(kernel, 64, 32, 32, 4, 1, 3, blocks=1)
+    assert "thread.copy_window" in [op.name for op in walk(func.body)]
+    (got,) = run(func, "emulator", [bias, res, *split_of(x, w)]).values()
+    assert np.abs(got - convolved(x, w, bias, res, 3, 1, "NHWC")).max() < 4e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_sum_is_long_enough_even_if_hardware_truncates(kind):
+    """Small products before large ones in one sum, which is promoted after every 32."""
+    k, interval = LEAST_STORED_SUM, 32
+    a, b = factors(kind, 64, k, 64)
+    first, second = pieces(a), pieces(b)
+    total = np.zeros((64, 64), dtype=np.float32)
+    for at in range(0, k, interval):
+        part = np.zeros_like(total)
+        for (i, j), inner in product(joined_groups.from_iterable(PRODUCTS), range(at, at + interval, 16)):
+            step = slice(inner, inner + 16)
+            exact = first[i][:, step].astype(np.float64) @ second[j][step].astype(np.float64)
+            part = truncated(part.astype(np.float64) + exact)
+        total = total + part
+    assert_no_worse(total * np.float32(SCALE**-2), a, b, kind)
+
+
+def test_kernels_build_without_spills():
+    kernel = stored(gemm("f32", 4096, 4096, 4096, arithmetic="split"))
+    for tiles, more in (((128, 192, 32, 8, 1, 3), {}), ((64, 192, 32, 4, 1, 4), {"teams": 2})):
+        built = compile_cuda(source(by_roles(kernel, *tiles, blocks=132, **more)), arch="sm_90a")
+        assert not any(k.spill_bytes for k in built.kernels.values())
+        assert "serializ" not in built.log
+
+
+def test_stored_factors_are_multiplied_by_roles_in_long_sums():
+    kernel = stored(gemm("f32", 256, 256, LEAST_STORED_SUM, arithmetic="split"))
+    with pytest.raises(InputError, match="a role that copies"):
+        by_roles(kernel, 64, 64, 32, 4, 1, 3, copiers=0, transport="threads")
+    with pytest.raises(InputError, match="at most 32"):
+        by_roles(kernel, 64, 64, 64, 4, 1, 3)
+    problem = matrix_problem(kernel, view_of(kernel))
+    assert problem.stored
+    assert takes_roles(problem, H100)
+    assert not takes_roles(replace(problem, channel=LEAST_STORED_SUM - 1), H100)
+
+
+TEXT = """module @m { graph.func @main(%x: f32[128, 512]) -> f32[128, 64] {
+ %w = graph.constant(name = "w") : f32[64, 512]
+ %v = graph.constant(name = "v") : f32[64, 512]
+ %0 = graph.relu(%x) : f32[128, 512]
+ %1 = graph.dense(%0, %w) : f32[128, 64]
+ %2 = graph.dense(%0, %v) : f32[128, 64]
+ %3 = graph.multiply(%1, %2) : f32[128, 64]
+ graph.return(%3) } }"""
+
+
+@pytest.mark.emulator
+def test_a_network_with_stored_factors(monkeypatch: pytest.MonkeyPatch):
+    """Estimates are changed so that small products take roles, as large ones do by themselves."""
+    estimate = choice.estimate_matrix
+
+    def preferred(problem, space, hardware):
+        return estimate(problem, space, hardware) * np.where(space.by_roles, 1e-3, 1.0)
+
+    monkeypatch.setattr(sys.modules[choice.__name__], "estimate_matrix", preferred)
+    for name in ("LEAST_ROLE_SUMS", "LEAST_ROLE_TILES"):
+        monkeypatch.setattr(matrix_space, name, 0)
+    monkeypatch.setattr(store_pieces, "GAIN", 100.0)
+    choice.choose_matrix.cache_clear()
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal((n, 512)).astype(np.float32) for n in (128, 64, 64))
+    try:
+        exe = tw.compile(replace(parse(TEXT), constants=Constants({"w": w, "v": v})), "emulator")
+    finally:
+        choice.choose_matrix.cache_clear()
+    assert any(launch.maps for launch in exe.plan.launches)
+    first = np.maximum(x, 0).astype(np.float64)
+    want = (first @ w.T.astype(np.float64)) * (first @ v.T.astype(np.float64))
+    got = np.asarray(exe(x)).astype(np.float64)
+    assert np.abs(got - want).max() < 1e-6 * np.abs(want).max()
