@@ -15,6 +15,7 @@ from tilewright.passes.tensor.layouts.axes import (
     Order,
     channels_last_orders,
     conversions,
+    copied_orders,
     reordered,
     rewritten,
 )
@@ -34,7 +35,15 @@ def choose_layouts(
     Parameters, constants and results of the network keep theirs. `last` moves the channels of all other
     values to the end, `first` changes nothing; `auto` compares both for each value by the costs of all that
     read and make it (a minimum cut), on CPUs and where there are contractions for tensor cores, and changes
-    nothing elsewhere. How many values changed, and which ops must move elements for it, stands in the
+    nothing elsewhere. Where there are tensor cores, results of 16-bit products that only copies read lie as
+    these write them (heads of attention side by side), which makes the copies views:
+
+    rewrite:  %y = tensor.contract(%p, %v, par = (b, h, m, n)); %z = tensor.map(%y, par = (b, m, c),
+                                   reads = [[b, c // 64, m, c % 64]])
+        -->   %y = tensor.contract(%p, %v, par = (b, m, h, n)); %z = tensor.map(%y, par = (b, m, c),
+                                   reads = [[b, m, c // 64, c % 64]])
+
+    How many values keep their channels innermost, and which ops must move elements for it, stands in the
     attribute `layouts`. Constant weights of windows get a copy in the order that is read, for
     `fold-constant-tensors`.
     """
@@ -45,12 +54,14 @@ def choose_layouts(
     orders = channels_last_orders(func)
     if layout == "auto":
         orders = _cheapest(func, orders, ctx)
+    copies = copied_orders(func, orders) if layout == "auto" and has_matrix_units(func, ctx) else {}
     if not orders:
-        return func
+        return rewritten(func, copies) if copies else func
     moved = conversions(func, orders)
+    orders = {**orders, **copies}
     facts = Pairs.of(
         {
-            "channels_last": len(orders),
+            "channels_last": len(orders) - len(copies),
             "values": sum(len(op.results) for op in func.body.ops if op.name in STRUCTURED),
             "conversions": tuple(op.loc or op.name for op in moved),
         }

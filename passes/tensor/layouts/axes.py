@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
 from tilewright.ir import Expr, Func, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
-from tilewright.passes.analysis.index_sets import is_view, row_major_offset
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.index_sets import identity_read, is_copy, is_view, row_major_offset
 from tilewright.passes.rewriting.values import with_values
 
 #: position in the new order -> position in the old one
 Order = tuple[int, ...]
+#: bytes of the runs in which a contraction writes its result: those of a sector of the L2 cache
+LEAST_RUN_BYTES = SECTOR_BYTES
 
 
 def channels_last_orders(func: Func) -> dict[Value, Order]:
@@ -39,6 +44,57 @@ def channels_last_orders(func: Func) -> dict[Value, Order]:
         if not fixed & set(op.results) and _moves(order, shape):
             orders.update(dict.fromkeys(op.results, order))
     return orders
+
+
+def copied_orders(func: Func, taken: Collection[Value]) -> dict[Value, Order]:
+    """The orders in which results of 16-bit products lie as the copies of them do, which then move nothing.
+
+    Heads of attention are an example: its result [b, head, row, n] is read as [b, row, head * n]. Rows of the
+    innermost dimension stay whole, with at least `LEAST_RUN_BYTES` of memory each, so writing them takes as
+    long in either order. Values between the product and its copies (casts, say) follow; `taken` values
+    keep their order. Products of float32 stay: what multiplies their results copies by threads, which reads
+    either order as fast, and kernels on lanes that hold a whole chain want its dimensions in one order.
+    """
+    fixed = {*func.params, *func.body.ops[-1].operands, *taken}
+    producers = {r: op for op in func.body.ops for r in op.results}
+    users: dict[Value, list[Op]] = {}
+    for op in func.body.ops:
+        for v in op.operands:
+            users.setdefault(v, []).append(op)
+    orders: dict[Value, Order] = {}
+    for v, readers in users.items():
+        shape = v.tensor.shape
+        if v in fixed or len(shape) < 3 or shape[-1] * itemsize(v.tensor.dtype) < LEAST_RUN_BYTES:
+            continue
+        if not all(is_copy(reader) and reader.result.tensor.size == v.tensor.size for reader in readers):
+            continue
+        chain = _same_places(v, producers, users)
+        order = _order_of(readers, len(shape))
+        if order is not None and chain and not fixed & chain and _moves(order, shape):
+            orders.update(dict.fromkeys(chain, order))
+    return orders
+
+
+def _same_places(
+    v: Value, producers: Mapping[Value, Op], users: Mapping[Value, Sequence[Op]]
+) -> frozenset[Value]:
+    """The values from a 16-bit product to `v`, each read by the next one alone, where it is itself."""
+    chain = {v}
+    while (op := producers.get(v)) is not None and op.name == "tensor.map" and len(op.operands) == 1:
+        (v,) = op.operands
+        if len(users[v]) > 1 or len(op.results) > 1 or not identity_read(op, 0):
+            return frozenset()
+        chain.add(v)
+    if op is None or op.name != "tensor.contract" or len(op.results) > 1:
+        return frozenset()
+    narrow = all(itemsize(factor.tensor.dtype) == 2 for factor in op.operands)
+    return frozenset(chain) if narrow else frozenset()
+
+
+def _order_of(copies: Sequence[Op], rank: int) -> Order | None:
+    """The order of a value in which all copies of it are views; None where its last dimension would move."""
+    orders = ((*first, rank - 1) for first in permutations(range(rank - 1)))
+    return next((o for o in orders if all(stays_view(op, o, None) for op in copies)), None)
 
 
 def _channels(op: Op, known: Mapping[Value, frozenset[int]]) -> frozenset[int]:
