@@ -14,6 +14,7 @@ NOTHING = Pipeline()
 #: Relay-level clean-up and algebra on the graph
 GRAPH = Pipeline.parse("""
 infer-shapes,
+integer-products,
 decompose-octave,
 form-group-norm,
 multiply-by-reciprocals,

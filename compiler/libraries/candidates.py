@@ -23,7 +23,7 @@ from tilewright.passes.kernels.decision import cost_of
 from tilewright.passes.pipelines import TENSOR
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
-from tilewright.runtime.libraries.problem import Problem
+from tilewright.runtime.libraries.problem import Problem, nbytes
 
 #: workspace that an algorithm may take: what NVIDIA advises for Hopper
 WORKSPACE_BYTES = 32 << 20
@@ -89,7 +89,8 @@ def _programs(
     """The programs of the first of these ways for which there are any."""
     for call in calls:
         prepared: Module | None = None
-        for algorithm in device.library_kernels(call.provider, call.problem, workspace_bytes):
+        most = max(workspace_bytes, call.problem.workspace_share * nbytes(call.problem))
+        for algorithm in device.library_kernels(call.provider, call.problem, most):
             prepared = prepared or _with_parameters(program_around(call.kernel or kernel, call), hardware)
             yield with_kernel(prepared, algorithm, cost_of(kernel))
         if prepared is not None:

@@ -37,6 +37,8 @@ class FoldingEmitter(Emitter):
         self._inputs = tuple(inputs)
         self._folded: dict[object, tuple[Value, ...]] = {}
         self._origins: dict[Value, Op] = {}
+        #: constants of integers that stand for numbers: what is computed from them is written as ops
+        self.quantised: set[Value] = set()
 
     def values(self, name: str, operands: Sequence[Value], **attrs: Attr) -> tuple[Value, ...]:
         """The results of a graph op: constants where all operands are constants, the same ones each time."""
@@ -61,7 +63,7 @@ class FoldingEmitter(Emitter):
         return values
 
     def written(self) -> Sequence[Op]:
-        """The ops, with those on parameters in the place of the constants they were folded to.
+        """The ops, with those on parameters and quantised weights, whose results were folded to constants.
 
         A parameter that is only transposed, reshaped or cast to other floats once is stored as its one reader
         takes it: training it so is training it as the file has it, and the op need not run in every step. The
@@ -73,7 +75,7 @@ class FoldingEmitter(Emitter):
         origins: dict[Value, Op] = {}
         for op in whole:
             if op.name == "graph.constant":
-                changing.update(op.results if op["name"] in names else ())
+                changing.update(op.results if op["name"] in names or op.result in self.quantised else ())
             elif any(v in changing for v in op.operands) and op.results[0] in self._origins:
                 changing.update(op.results)
                 origins.update(dict.fromkeys(op.results, op))

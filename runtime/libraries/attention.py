@@ -38,6 +38,7 @@ class AttentionProblem:
     stats: Array4 | None = None
 
     tf32: ClassVar[bool] = False
+    workspace_share: ClassVar[int] = 0
 
     def itemsize(self, role: str) -> int:
         """Bytes of an element of `q`, `k`, `v`, `bias`, `d` or `stats`."""
@@ -96,6 +97,8 @@ class AttentionBackwardProblem:
     causal: bool = False
 
     tf32: ClassVar[bool] = False
+    #: the deterministic algorithm keeps parts of dq in float32, one for every 128 keys
+    workspace_share: ClassVar[int] = 4
 
     def itemsize(self, role: str) -> int:
         """Bytes of an element of an array."""

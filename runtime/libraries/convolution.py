@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.problem import (
@@ -67,6 +67,8 @@ class ConvolutionProblem:
     c: Array4 | None = None
     epilogue: str = "none"
     tf32: bool = False
+
+    workspace_share: ClassVar[int] = 0
 
     @property
     def has_bias(self) -> bool:

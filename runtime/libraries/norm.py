@@ -32,6 +32,7 @@ class NormProblem:
     has_bias: bool = True
 
     tf32: ClassVar[bool] = False
+    workspace_share: ClassVar[int] = 0
 
     def itemsize(self, role: str) -> int:
         """Bytes of an element of `x` or `d`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from tilewright.runtime.errors import InputError
 
@@ -26,7 +26,13 @@ class Argument:
 
 
 class Problem(Protocol):
-    """An operation on arrays of fixed shapes, strides and element types."""
+    """An operation on arrays of fixed shapes, strides and element types.
+
+    workspace_share: bytes of workspace that it may take for each byte of its arrays, where that is more than
+    what all problems may.
+    """
+
+    workspace_share: ClassVar[int]
 
     def arguments(self) -> tuple[Argument, ...]:
         """The buffers in the order of a launch, without the workspace."""
@@ -35,6 +41,14 @@ class Problem(Protocol):
     def check(self) -> None:
         """Raise `InputError` where the numbers make no sense."""
         ...
+
+
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def nbytes(problem: Problem) -> int:
+    """Bytes of the arrays of a problem, from their first element to their last."""
+    return sum(a.span * _ITEM_BYTES[a.dtype] for a in problem.arguments())
 
 
 def check_range(what: str, value: object, low: int, high: int = LIMIT) -> None:

@@ -112,6 +112,8 @@ def _stored(emit: FoldingEmitter, node: Node, index: int) -> Value:
 def _dequantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     x, scale = _stored(emit, node, 0), node.tensor(1)
     zero = _stored(emit, node, 2) if node.has(2) else None
+    if x.tensor.rank > 1 and x.tensor.dtype in ("i8", "u8") and emit.known(x) is not None:
+        emit.quantised.add(x)  # products may multiply the integers
     axis, block = _axis_and_block(node, x)
     element = node.integer("output_dtype", 0)
     dtype = dtype_of_element(element) if element else scale.tensor.dtype
