@@ -40,7 +40,7 @@ def test_passes_of_stages_are_replaced_and_left_out():
         ({"workspace": "any"}, "choose-algorithms{workspace=any, factors=split}"),
         ({"conv_algorithm": "fft", "workspace": "any"}, "choose-algorithms{algorithm=fft}"),
         ({"precision": "tf32"}, "choose-algorithms{algorithm=direct}"),
-        ({"conv_algorithm": ""}, "sum-of-products"),
+        ({"conv_algorithm": ""}, "join-groups{factors=split}"),
     ],
 )
 def test_options_of_a_compilation_are_options_of_passes(given, text):
