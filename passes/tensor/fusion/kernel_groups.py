@@ -37,6 +37,8 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 #: bytes of a value of state up to which its update shares a kernel with others of its shape, and the values
 #: that such a kernel may name
 SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
+#: elements of maps that take less time than a launch, and the values that a kernel of them may name
+SMALL_MAP, MAX_MAP_ARGUMENTS = 1 << 16, 48
 #: bytes of the longest row that one block keeps: the registers of a multiprocessor
 MAX_ROW_BYTES = 256 << 10
 #: rows that are fewer than the multiprocessors of a large GPU by far
@@ -340,8 +342,56 @@ class _Builder:
                 other.before = other.before & ~(1 << g.number) | g.before
         g.ops = []
 
+    def _join_small_maps(self) -> None:
+        """Small maps over the same points share a kernel where none of them waits for more than before.
+
+        As those of the gates of a cell: each reads its part of one product, and a later one what they give.
+        Where one needs no more groups than the other and perhaps that one itself, no chain becomes longer.
+        """
+        small = [g for g in self.result.groups if g.ops and self._is_small_map(g)]
+        latest: dict[object, KernelGroup] = {}
+        for g in sorted(small, key=lambda g: (g.before.bit_count(), g.number)):
+            read = [v for v in _arguments(g.ops) if self.group_of(v) is not g]
+            near = {id(h): h for v in read if (h := self.group_of(v)) is not None}
+            near |= {id(h): h for v in read if (h := latest.get(self.result.resolve(v))) is not None}
+            for other in sorted(near.values(), key=lambda h: -h.number):
+                if other is not g and self._may_share(other, g):
+                    self._merge_maps(other, g)
+            latest |= {self.result.resolve(v): g for v in read}
+
+    def _is_small_map(self, g: KernelGroup) -> bool:
+        maps = all(op.name == "tensor.map" for op in g.ops) and g.anchor not in self.updating
+        return maps and prod(g.shape) <= SMALL_MAP and not any(r in self.result.views for r in _made(g))
+
+    def _may_share(self, g: KernelGroup, host: KernelGroup) -> bool:
+        """Return whether a group may be computed by another one, which may read what it makes."""
+        alike = g.ops and self._is_small_map(g) and g.shape == host.shape
+        if not alike or (g.anchor in self.forward) != (host.anchor in self.forward):
+            return False
+        if host.before & ~(g.before | 1 << g.number) or g.before >> host.number & 1:
+            return False
+        if len(_arguments([*g.ops, *host.ops])) > MAX_MAP_ARGUMENTS:
+            return False
+        made = _made(g)
+        return all(
+            v in made and identity_read(op, i) and fills(op)[i] is None
+            for op in host.ops
+            for i, v in enumerate(op.operands)
+            if self.group_of(v) is g
+        )
+
+    def _merge_maps(self, g: KernelGroup, host: KernelGroup) -> None:
+        """Give a group's ops to another one, on which all that waited for the group wait then."""
+        gone, kept = 1 << g.number, 1 << host.number
+        waiting = [h for h in self.result.groups if h.before & (gone | kept) and h is not host]
+        self._merge(g, host)
+        for h in waiting:
+            h.before |= kept | host.before
+
     def finish(self) -> Partition:
         self._join_small_updates()
+        if self.fuse and self.training:
+            self._join_small_maps()
         self.result.groups = in_order([g for g in self.result.groups if g.ops], self.group_of)
         return self.result
 
@@ -350,6 +400,11 @@ def _arguments(ops: Sequence[Op]) -> set[Value]:
     """What a kernel of these ops reads and may write: no more than its arguments."""
     made = {r for op in ops for r in op.results}
     return {v for op in ops for v in op.operands if v not in made} | made
+
+
+def _made(g: KernelGroup) -> set[Value]:
+    """What the ops of a group give."""
+    return {r for op in g.ops for r in op.results}
 
 
 def _updating(func: Func, readers: Mapping[Value, Sequence[Op]]) -> set[Op]:

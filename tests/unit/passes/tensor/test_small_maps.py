@@ -1,0 +1,79 @@
+"""Small maps of a training step share kernels where none waits for more than before."""
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.ir import parse
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+
+GATE = """%{name} = tensor.map(%p, par = (i: 4, j: 8), reads = [[i, j + {start}]]) : f32[4, 8] {{
+      ^(%a: f32) %b = scalar.{function}(%a) : f32 scalar.yield(%b) }}"""
+JOINT = """%{name} = tensor.map(%{x}, %{y}, par = (i: 4, j: 8),
+      reads = [[i, j], [i, j{shift}]]) : f32[4, 8] {{
+      ^(%a: f32, %b: f32) %c = scalar.{function}(%a, %b) : f32 scalar.yield(%c) }}"""
+
+
+def cell(*, training=True, shift="", between=False):
+    """Gates of a cell from parts of one product, all stored; beside them state that halves itself.
+
+    shift: where the last map reads what the gates give. between: a sum stands between two of the maps.
+    """
+    ops = [GATE.format(name=n, start=8 * k, function=f) for k, (n, f) in enumerate(
+        [("i", "sigmoid"), ("f", "tanh"), ("o", "exp")])]  # fmt: skip
+    ops += [
+        JOINT.format(name="m", x="i", y="f", function="mul", shift=""),
+        """%s = tensor.reduce(%m, par = (i: 4), red = (j: 8), reads = [[i, j]]) : f32[4] {
+      ^(%a: f32, %acc: f32) %b = scalar.add(%a, %acc) : f32 scalar.yield(%b) }"""
+        if between
+        else "",
+        """%n = tensor.map(%s, par = (i: 4, j: 8), reads = [[i]]) : f32[4, 8] {
+      ^(%a: f32) %b = scalar.exp(%a) : f32 scalar.yield(%b) }"""
+        if between
+        else JOINT.format(name="n", x="m", y="m", function="add", shift=""),
+        JOINT.format(name="h", x="n", y="o", function="mul", shift=shift),
+        """%v = tensor.map(%w, par = (i: 3), reads = [[i]]) : f32[3] {
+      ^(%a: f32) %k = scalar.const(value = 0.5, dtype = "f32") : f32 %b = scalar.mul(%a, %k) : f32
+      scalar.yield(%b) }""",
+    ]
+    text = """module @m {
+    tensor.func @main(%p: f32[4, 24], %w: f32[3]{updates})
+      -> f32[4, 8], f32[4, 8], f32[4, 8], f32[4, 8], f32[3] {
+      OPS
+      tensor.return(%i, %f, %m, %h, %v) } }"""
+    text = text.replace("{updates}", ", updates = [[1, 4]]" if training else "")
+    return text.replace("OPS", "\n      ".join(filter(None, ops)))
+
+
+def fused(text):
+    return run_pipeline(parse(text), Pipeline.parse("fuse-kernels"), PassContext(target="cuda:sm_90a"))
+
+
+def calls(module):
+    return sum(op.name == "tensor.call" for op in module.main.body.ops)
+
+
+def test_gates_of_a_cell_are_one_kernel():
+    assert calls(fused(cell())) == 2
+    assert calls(fused(cell(training=False))) > 2
+
+
+def test_what_another_thread_makes_is_read_from_memory():
+    """The last map reads the third gate's neighbour: it cannot be of the thread that makes it."""
+    text = cell(shift=" - 0").replace("j - 0", "7 - j")
+    assert calls(fused(text)) == 3
+
+
+def test_a_map_behind_a_sum_waits_for_no_more_than_before():
+    """The gates that a sum reads are no part of the kernel behind the sum: they would wait for themselves."""
+    module = fused(cell(between=True))
+    assert calls(module) >= 3
+
+
+@pytest.mark.parametrize("text", [cell(), cell(between=True), cell(shift=" - 0").replace("j - 0", "7 - j")])
+def test_results_are_the_same(text):
+    rng = np.random.default_rng(7)
+    inputs = [rng.standard_normal((4, 24)).astype(np.float32), np.ones(3, np.float32)]
+    wanted = tw.interpret(parse(text), *inputs, precision="fp64")
+    for got, want in zip(tw.interpret(fused(text), *inputs, precision="fp64"), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
