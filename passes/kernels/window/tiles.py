@@ -16,10 +16,14 @@ from math import prod
 from tilewright.ir import Expr, Func, InputError, Op, Value
 from tilewright.ir.expr import Sym, substitute
 from tilewright.ir.tensor.ops import dims, fills, reads
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.kernel_problem import stride_of
 from tilewright.passes.kernels.window.space import TILE_UNROLL_BUDGET
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Writer
 
+#: bytes of weights that a thread gathers into registers at most
+MOST_APART_BYTES = 256
 _NARROW = frozenset({"f16", "bf16"})
 
 
@@ -78,6 +82,9 @@ class WindowTiles:
         self.offsets = self.box()
         self.looped = self._looped()
         self.steps = self._steps()
+        #: operands whose neighbours along the lanes lie apart, and registers with what steps read of them
+        self.apart = [i for i in range(1, len(op.operands)) if self._lies_apart(kernel, i)]
+        self.gathered: dict[int, Value] = {}
 
     def box(self) -> list[dict[str, int]]:
         """Offsets of this thread's outputs from its first one, without the lanes of loops."""
@@ -119,9 +126,41 @@ class WindowTiles:
             if self.looped:
                 self._in_loops()
             else:
+                self._gather_apart()
                 with self._lanes() as v:
                     self.store(self.sums(self._initial(), {}, v), v)
         return w.finish()
+
+    def _lies_apart(self, kernel: Func, i: int) -> bool:
+        """Return whether no vector holds an operand's elements for the lanes of an output."""
+        at, value = reads(self.op)[i], self.op.operands[i]
+        return self.lanes > 1 and stride_of(kernel, self.op, value, at, self.inner) > 0
+
+    def _gather_apart(self) -> None:
+        """Read what lies apart by single elements, so that the loop over lanes has vectors alone.
+
+        These are weights, which all outputs of a thread share.
+        """
+        w = self.w
+        for i in self.apart:
+            dtype, places = self.op.operands[i].tensor.dtype, len(self._places(i, 0))
+            if places * self.lanes * itemsize(dtype) > MOST_APART_BYTES:
+                continue
+            kept = w.alloc((places, self.lanes), dtype, "reg", "apart")
+            with self._lanes() as v:
+                seen: dict[tuple[int, Index], Value] = {}
+                points = Points(w)
+                for number, env in enumerate(self._places(i, v).values()):
+                    w.store(self.read(points, seen, i, env), kept, (number, v))
+            self.gathered[i] = kept
+
+    def _places(self, i: int, v: Expr) -> dict[Index, dict[str, Expr]]:
+        """The places at which the steps read an operand at lane `v`, with the dimensions of one such step."""
+        found: dict[Index, dict[str, Expr]] = {}
+        for s in self.steps:
+            env = self.env(s, {}, v)
+            found.setdefault(tuple(self.w.simple(substitute(e, env)) for e in reads(self.op)[i]), env)
+        return found
 
     def _lanes(self) -> AbstractContextManager[Expr]:
         """A loop over the lanes of the vectors."""
@@ -187,6 +226,9 @@ class WindowTiles:
         self, points: Points, seen: dict[tuple[int, Index], Value], local: Mapping[str, Expr], v: Expr
     ) -> None:
         """Read what should be read before the first sum, into `seen`."""
+        for i, kept in self.gathered.items():
+            for number, at in enumerate(self._places(i, v)):
+                seen[i, at] = self.w.load(kept, (number, v))
 
     def read(
         self, points: Points, seen: dict[tuple[int, Index], Value], i: int, env: Mapping[str, Expr]

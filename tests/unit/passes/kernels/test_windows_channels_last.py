@@ -37,6 +37,8 @@ DEPTHWISE = f"""module @net {{
     tensor.return(%1)
   }}
 }}"""
+#: weights as files have them, an output's taps side by side
+APART = DEPTHWISE.replace("%w: f32[3, 3, 8]", "%w: f32[8, 3, 3]").replace("[r, s, k]", "[k, r, s]")
 FIRST = f"""module @net {{
   tensor.func @main(%x: f32[2, 3, 9, 11], %w: f32[3, 3, 3]) -> f32[2, 3, 9, 11] {{
     %0 = tensor.window(%x, %w, par = (n: 2, k: 3, y: 9, x: 11), red = (r: 3, s: 3),
@@ -58,6 +60,7 @@ CASES = [
     ("pool-alone", POOL, {"n": 2}),
     ("depthwise-box", DEPTHWISE, {"y": 2, "x": 4, "k": 4}),
     ("depthwise-column", DEPTHWISE, {"y": 8, "k": 8}),
+    ("weights-apart", APART, {"y": 2, "x": 2, "k": 4}),
     ("first-column", FIRST, {"y": 4}),
     ("wide", WIDE, {"y": 2, "x": 2, "k": 4}),
 ]
@@ -84,7 +87,7 @@ def test_against_the_interpreter(name, text, outputs):
     agrees(text, outputs, "emulator")
 
 
-@pytest.mark.parametrize("name", ["pool-box", "depthwise-box"])
+@pytest.mark.parametrize("name", ["pool-box", "depthwise-box", "weights-apart"])
 def test_on_opencl(name):
     agrees(*next(c[1:] for c in CASES if c[0] == name), "opencl")
 
@@ -102,6 +105,14 @@ def source_of(text, outputs):
     lowered = lower(kernels(text, outputs, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
     (source,) = (s.source for s in lowered.sources.values())
     return source
+
+
+def test_weights_apart_leave_images_and_results_in_vectors():
+    """Weights are gathered into registers by single elements before the lanes of everything else."""
+    source = source_of(APART, {"y": 2, "x": 2, "k": 4})
+    assert source.count("&x[") == source.count("*(const float4*)&x[") == 16
+    assert source.count("&out[") == source.count("*(float4*)&out[") == 4
+    assert source.index("= w[") < source.index("&x[")
 
 
 @pytest.mark.parametrize(("name", "text", "outputs"), CASES, ids=[c[0] for c in CASES])
