@@ -59,7 +59,7 @@ def store_pieces(module: Module, ctx: PassContext, *, when: Literal["auto", "alw
     that it takes less time, on GPUs.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
-    if isinstance(hardware, CpuHardware):
+    if isinstance(hardware, CpuHardware) or not hardware.wgmma_share:
         return module
     network = _Network(module, ctx)
     for op in module.main.body.ops:
@@ -197,7 +197,9 @@ class _Network:
             return None
         shapes = {t.shape for t in kernel.result_types if isinstance(t, TensorType)}
         result = kernel.body.ops[-1].operands[place]
-        if shapes != {factor.value.tensor.shape} or result in kernel.params or not result.tensor.dense:
+        # the array may have other dimensions where it is read, but no other elements
+        alike = len(shapes) == 1 and result.tensor.size == factor.value.tensor.size
+        if not alike or result in kernel.params or not result.tensor.dense:
             return None
         constants = self._constants_of(op)
         try:

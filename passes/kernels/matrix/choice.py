@@ -14,7 +14,7 @@ from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
-from tilewright.ir import Func, Op
+from tilewright.ir import Func, InputError, Op
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
 from tilewright.passes.kernels.kernel_problem import contract_problem, ops_named
@@ -135,7 +135,12 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
         return None
     view, problem, gpu = cores
     lanes = choose_contract(contract_problem(kernel, view.op), gpu)
-    best = choose_matrix(problem, gpu)
+    try:
+        best = choose_matrix(problem, gpu)
+    except InputError:
+        if problem.stored:  # too small for roles, and nothing else multiplies pieces
+            return None
+        raise
     return matrix_variant(kernel, view, best) if best.estimate_s < lanes.estimate_s else None
 
 
