@@ -82,6 +82,10 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
     multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * share)
+    if problem.stored:
+        # Two warpgroups that share a tile promote sums while the other one multiplies; teams wait for it.
+        promote = space.m * space.n / (WARP * hardware.schedulers_per_sm)
+        multiply = multiply + np.where(space.teams > 1, fit.warpgroup_registers_clk + promote, 0.0)
     # The copy engine brings a row at a time, short ones as fast as whole lines.
     row_bytes = np.maximum(space.k * size, LINE_BYTES)
     fetched = (space.m * problem.fetched + space.n / space.cluster) * row_bytes

@@ -23,9 +23,10 @@ from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix import choice
 from tilewright.passes.kernels.matrix import space as matrix_space
+from tilewright.passes.kernels.matrix.bound import matrix_bound
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
-from tilewright.passes.kernels.matrix.space import takes_roles
+from tilewright.passes.kernels.matrix.space import MatrixProblem, takes_roles
 from tilewright.passes.kernels.matrix.view import LEAST_STORED_SUM
 from tilewright.passes.tensor import store_pieces
 
@@ -169,6 +170,42 @@ def test_stored_factors_are_multiplied_by_roles_in_long_sums():
     assert problem.stored
     assert takes_roles(problem, H100)
     assert not takes_roles(replace(problem, channel=LEAST_STORED_SUM - 1), H100)
+
+
+#: microseconds on an H200 of products that read stored pieces, by columns of a tile, stages and teams
+MEASURED = {
+    (2048, 2048, 2048): {(128, 3, 1): 127, (128, 4, 1): 130, (144, 4, 1): 139, (96, 4, 2): 161},
+    (4096, 4096, 4096): {(128, 3, 1): 1112, (192, 3, 1): 1142, (128, 4, 1): 1170, (144, 4, 1): 1239,
+                         (192, 2, 1): 1299, (96, 4, 2): 1341},
+    (8192, 8192, 8192): {(192, 2, 1): 9236, (128, 3, 1): 9295, (144, 4, 1): 9415, (192, 3, 1): 10269,
+                         (96, 4, 2): 10547},
+    (8192, 2304, 768): {(144, 4, 1): 225, (128, 4, 1): 226, (192, 3, 1): 235, (96, 4, 2): 263},
+    (8192, 768, 768): {(128, 4, 1): 80, (192, 3, 1): 80, (96, 4, 2): 86, (160, 3, 1): 100},
+    (8192, 3072, 768): {(192, 3, 1): 290, (128, 4, 1): 305, (144, 4, 1): 312, (96, 4, 2): 355},
+    (8192, 768, 3072): {(192, 3, 1): 286, (128, 4, 1): 297, (144, 4, 1): 315, (96, 4, 2): 360},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", MEASURED, ids=str)
+def test_the_chosen_point_is_nearly_the_fastest_that_was_measured(size):
+    m, n, k = size
+    problem = MatrixProblem(1, m, n, k, 1, 6, 6 * m * k, 6 * n * k, 4 * m * n, split=True, boxes=True)
+    h200 = load_hardware("H200")
+    space = matrix_space.matrix_space(problem, h200)
+    estimates = choice.estimate_matrix(problem, space, h200) * 1e6
+    bounds = matrix_bound(problem, space, h200).seconds * 1e6
+    columns = (space.m == 128, space.n, space.stages, space.teams)
+    points = {}
+    for i in range(len(space)):
+        here, *at = (int(c[i]) for c in columns)
+        if here and tuple(at) in MEASURED[size]:
+            points[tuple(at)] = i
+    assert points.keys() == MEASURED[size].keys()
+    measured = {at: MEASURED[size][at] for at in points}
+    assert all(bounds[i] <= measured[at] for at, i in points.items())
+    chosen = min(points, key=lambda at: estimates[points[at]])
+    assert measured[chosen] <= 1.06 * min(measured.values())
+    assert all(0.75 < estimates[i] / measured[at] < 1.25 for at, i in points.items())
 
 
 TEXT = """module @m { graph.func @main(%x: f32[128, 512]) -> f32[128, 64] {
