@@ -32,6 +32,12 @@ def _set(e: Emission, op: Op) -> None:
     e.line(f"{_element(e, op, e.buffer(frag))} = {e.value(value).parts[0]};")
 
 
+@emitter("thread.power")
+def _power(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    e.bind(op.result, [f"{e.need('power')}({e.value(op.operands[0]).parts[0]})"], hint="power")
+
+
 def _loops(e: Emission, op: Op) -> tuple[int, int, BufferRef]:
     """Tiles of rows and columns of the fragment an op works on as a whole."""
     cuda_only(e, op)

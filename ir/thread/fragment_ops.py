@@ -120,6 +120,20 @@ for _name, _operands, _attrs, _doc in (
     )
 
 
+def _infer_power(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    if types[0] != ScalarType("f32"):
+        raise InputError(f"expected a value of f32, got {types[0]}")
+    return [ScalarType("f32")]
+
+
+define(
+    "thread.power",
+    ("exponent",),
+    "2 to the power of a value, as the hardware computes it: relative error below 1e-6; below 1e-37 it is 0.",
+    infer=_infer_power,
+)
+
+
 def _infer_renew(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     one, other = types
     if one != other or not isinstance(one, TensorType) or (one.space, one.dtype) != ("reg", "f32"):

@@ -13,17 +13,22 @@ from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
+from tilewright.ir.thread.warpgroup_ops import GROUP_M
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in, peeled
 from tilewright.passes.kernels.attention.blocks import products_per_clk, residents
 from tilewright.passes.kernels.attention.choice import term_work
+from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.parameters import padded
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.pair_sums.lowering import block_band
-from tilewright.passes.kernels.pair_sums.parameters import PairParameters
+from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles
+from tilewright.passes.kernels.pair_sums.parameters import COPIERS, PairParameters, block_band
+from tilewright.passes.kernels.pair_sums.role_work import estimate_roles
+from tilewright.passes.kernels.pair_sums.roles import role_stages
 from tilewright.passes.kernels.pair_sums.tiles import PairTiles, pair_tiles
 from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
+from tilewright.passes.kernels.pair_sums.weight_stages import weight_stages
 from tilewright.passes.kernels.pair_sums.weights import MOST_AHEAD
 from tilewright.passes.kernels.pair_sums.work import PairWork, bound_pairs, estimate_pairs
 
@@ -33,6 +38,10 @@ WARPS = (1, 2, 4, 8)
 STAGES = (1, 2, 3)
 #: tiles of 16 rows that one warp may have: more would not fit registers
 MOST_ROW_TILES = 2
+#: rows of blocks by roles, tiles of others and their slots
+ROLE_ROWS, ROLE_TILES, ROLE_STAGES = (64, 128, 192), (32, 48, 64, 80, 96, 128, 160, 192), (2, 3, 4)
+#: bytes that alignments of tiles leave free, and barriers
+ROLE_ALIGNMENT = 2048
 #: points worth a measurement
 MEASURED = 24
 
@@ -53,7 +62,7 @@ def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
     view = pair_view(kernel)
     if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
         return []
-    least, maps, points = traffic(kernel), _Maps.of(view), []
+    least, maps, points = traffic(kernel), _Maps.of(view), role_points(kernel, view, hardware)
     for plan in _plans(view):
         work = _work(view, plan, least, maps)
         for resident in residents(work, hardware):
@@ -61,6 +70,73 @@ def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
             seconds = estimate_pairs(limited, hardware)
             points.append(PairPoint(replace(plan, resident=resident), limited, seconds))
     return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
+
+
+def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[PairPoint]:
+    """Those plans whose roles copy and multiply: where the device has warpgroups, and all comes in boxes."""
+    if hardware.wgmma_share <= 0 or itemsize(view.dtype) != 2:
+        return []
+    least, maps = traffic(kernel), _Maps.of(view)
+    weights = [peeled(s.weight) for s in view.sums]
+    found = {None: weight_stages(view, weights), maps.band: weight_stages(view, weights, maps.band)}
+    points = []
+    for rows, tile in product(ROLE_ROWS, ROLE_TILES):
+        if rows >= 2 * padded(view.own, GROUP_M) or tile >= 2 * padded(view.others, TILES[0]):
+            continue
+        tiles = role_tiles(kernel, view, rows, tile)
+        if tiles is None:
+            continue
+        for depth, ahead, resident in product(ROLE_STAGES, (False, True), (1, 2, 3)):
+            count = -(-view.others // tile)
+            if depth > max(2, count) or (ahead and count == 1):
+                continue
+            plan = PairParameters(
+                rows, tile, rows // MMA_M, depth, resident=resident, engine="wgmma", ahead=ahead
+            )
+            stages = role_stages(plan, found[block_band(view, plan, maps.band)])
+            own = replace(maps, work=float(term_work(*(stages.whole or stages).weights)))  # of most tiles
+            work = _role_work(view, plan, tiles, least, own, len(stages.early))
+            points.append(PairPoint(plan, work, estimate_roles(work, hardware)))
+    return points
+
+
+def _role_work(
+    view: PairView, plan: PairParameters, tiles: RoleTiles, least_bytes: int, maps: _Maps, early: int
+) -> PairWork:
+    """The work of a block by roles."""
+    ring = plan.slots(view) * tiles.fetched_bytes
+    pieces = plan.warps * MMA_M * (PIECE_COLUMNS + PIECE_PAD) * 4
+    rows = [r for r in view.reads if names_in(r) & set(view.rows) and not names_in(r) & set(view.other)]
+    return PairWork(
+        batches=view.size(view.batch),
+        own=view.own,
+        others=view.others,
+        inner=tuple(view.sizes[p.inner] for p in view.products),
+        widths=tuple(view.size(s.width) for s in view.sums),
+        dtype=view.dtype,
+        rows=plan.rows,
+        tile=plan.tile,
+        warps=plan.warps,
+        held=False,
+        shared_bytes=tiles.own_bytes + ring + pieces + ROLE_ALIGNMENT,
+        least_bytes=least_bytes,
+        moved_bytes=maps.moved_bytes,
+        fetched_bytes=tiles.fetched_bytes,
+        own_bytes=tiles.own_bytes,
+        map_work=maps.work,
+        map_reads=maps.reads,
+        powers=maps.powers,
+        ahead_bytes=8 * len(rows),
+        seen=_seen(view, plan, maps.band),
+        copy_bytes=0,
+        resident=plan.resident,
+        engine=plan.engine,
+        ahead=plan.ahead,
+        copiers=COPIERS,
+        limit=plan.registers,
+        early=early,
+        slots=plan.slots(view),
+    )
 
 
 def choose_pair_sums(kernel: Func, hardware: Hardware) -> Func | None:
@@ -178,7 +254,7 @@ def _seen(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) 
     if limits is None or tiles == 1:
         return 1.0
     rows, others = view.sizes[view.rows[-1]], view.sizes[view.other[-1]]
-    each = plan.rows // plan.warps
+    each = plan.rows if plan.by_roles else plan.rows // plan.warps  # rows that walk together
     first = np.arange(0, view.own, each)[:, None] % rows
     start = np.arange(0, view.others, plan.tile)[None, :] % others
     least, most = limits

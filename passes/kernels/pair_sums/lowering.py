@@ -19,8 +19,9 @@ from tilewright.passes.kernels.attention.parameters import depth_of, padded
 from tilewright.passes.kernels.attention.ring import TileRing
 from tilewright.passes.kernels.attention.stage import StagedTile
 from tilewright.passes.kernels.pair_sums.parameters import PairParameters, pair_parameters
+from tilewright.passes.kernels.pair_sums.roles import lower_pairs_by_roles
 from tilewright.passes.kernels.pair_sums.tiles import pair_tiles
-from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
+from tilewright.passes.kernels.pair_sums.view import PairView, pair_view
 from tilewright.passes.kernels.pair_sums.weights import WeightMaps
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -37,7 +38,10 @@ def lower_pair_sums(kernel: Func) -> Func:
         raise InputError(
             "expected sums over pairs with factors of f16, bf16 or tf32", where=f"@{kernel.name}"
         )
-    return _PairKernel(kernel, view, pair_parameters(kernel)).lower()
+    plan = pair_parameters(kernel)
+    if plan.by_roles:
+        return lower_pairs_by_roles(kernel, view, plan)
+    return _PairKernel(kernel, view, plan).lower()
 
 
 class _PairKernel:
@@ -55,7 +59,7 @@ class _PairKernel:
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if on_z else x // blocks
         place = x if on_z else x % blocks
-        self.band = block_band(view, plan, band(view))
+        self.band = plan.band(view)
         if self.band is not None and self.band[1] - abs(self.band[0]) < 0:
             place = blocks - 1 - place  # the last rows have most pairs: they start first
         names = view.batch
@@ -233,13 +237,3 @@ class _PairKernel:
             shape=(MMA_M, MMA_N, self.depth), engine="mma", rounded=bool(self.rounding),
             a_item=items[0], b_item=items[1], c_item=items[2],
         )  # fmt: skip
-
-
-def block_band(
-    view: PairView, plan: PairParameters, limits: tuple[int, int] | None
-) -> tuple[int, int] | None:
-    """The band of a view, where blocks and tiles lie within one run of the last dimension of their side."""
-    rows, others = view.sizes[view.rows[-1]], view.sizes[view.other[-1]]
-    if (rows != view.own and rows % plan.rows) or (others != view.others and others % plan.tile):
-        return None
-    return limits

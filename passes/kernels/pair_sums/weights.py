@@ -55,25 +55,42 @@ class WeightMaps:
 
     def apply(self, pairs: Sequence[Value], tile: Expr) -> None:
         """Replace products by the weights of sums: those of sum number i take the place of product i."""
-        w, view = self.w, self.view
-        terms = [peeled(s.weight) for s in view.sums]  # rounded as they become factors
+        terms = [peeled(s.weight) for s in self.view.sums]  # rounded as they become factors
+        leaves_of: dict[Term, Value] = {}
+        leaves_of.update(zip((p.leaf for p in self.view.products), pairs, strict=True))
+        self.write(terms, leaves_of, pairs, tile)
+
+    def write(
+        self,
+        terms: Sequence[Term],
+        known: Mapping[Term, Value],
+        targets: Sequence[Value],
+        tile: Expr,
+        numbers: Mapping[Read, Value] | None = None,
+    ) -> None:
+        """Write terms at all elements to the fragments `targets`; known: terms whose fragments are there.
+
+        numbers: registers with numbers of others, beside those that were read ahead.
+        """
+        w = self.w
         names = set().union(*map(names_in, terms))
         with w.loops("s", self.shape, unroll=1) as at:
             env, mask = self._place(at, tile, names)
-            known: dict[Term, Value] = {
-                p.leaf: w.b.value("thread.get_fragment", v, item=at[:2], at=at[2:])
-                for p, v in zip(view.products, pairs, strict=True)
+            values: dict[Term, Value] = {
+                t: w.b.value("thread.get_fragment", v, item=at[:2], at=at[2:]) for t, v in known.items()
             }
-            for read, registers in {**self.rows, **self.ahead}.items():
+            for read, registers in {**self.rows, **self.ahead, **(numbers or {})}.items():
                 sizes = registers.tensor.shape
-                known[read] = w.load(
+                values[read] = w.load(
                     registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
                 )
-            writer = TermWriter(w, env, known, mask)
-            values = [writer.value(t) for t in terms]
-            for value, target in zip(values, pairs, strict=False):
+            writer = TermWriter(w, env, values, mask)
+            inside = w.below(self._other(at, tile), self.view.others)
+            for value, target in zip([writer.value(t) for t in terms], targets, strict=False):
                 if value.type.dtype != "f32":
                     value = w.b.value("scalar.cast", value, dtype="f32")
+                if inside:  # a weight of what is not there may be infinite, and its factor is 0
+                    value = w.b.value("scalar.select", w.condition(inside), value, w.b.const(0.0, "f32"))
                 w.b.do("thread.set_fragment", value, target, item=at[:2], at=at[2:])
 
     def _extents(self, read: Read) -> tuple[int, ...]:
@@ -82,13 +99,17 @@ class WeightMaps:
         rows, others = bool(names & set(self.view.rows)), bool(names & set(self.view.other))
         return tuple(n if (others if i % 2 else rows) else 1 for i, n in enumerate(self.shape))
 
+    def _other(self, at: _At, tile: Expr) -> Expr:
+        """The number of the other of an element."""
+        column = at[1] * MMA_N + Sym("tid") % 4 * 2 + at[3]
+        return self.w.simple(tile * self.plan.tile + column)
+
     def _place(self, at: _At, tile: Expr, names: set[str]) -> tuple[dict[str, Expr], Mask]:
         """The symbols of terms at an element, and where parameters with these dimensions exist."""
         w, view = self.w, self.view
         inside = at[0] * MMA_M + at[2] * (MMA_M // 2) + Sym("tid") % WARP // 4
         row = w.simple(self.first + inside)
-        column = at[1] * MMA_N + Sym("tid") % 4 * 2 + at[3]
-        other = w.simple(tile * self.plan.tile + column)
+        other = self._other(at, tile)
         env: dict[str, Expr] = dict(self.batch)
         mask: Mask = ()
         for dims, where, count in ((view.rows, row, view.own), (view.other, other, view.others)):

@@ -17,6 +17,9 @@ from tilewright.ir.hardware_facts import (
     MMA_K_BYTES,
     MMA_M,
     MMA_N,
+    MOST_REGISTERS,
+    REGISTER_UNIT,
+    REGISTERS_PER_SM,
     WARP,
 )
 from tilewright.ir.types import itemsize
@@ -36,6 +39,8 @@ class PairWork:
     one tile of others; own_bytes: of own rows of a block; map_work, map_reads: instructions and reads of
     parameters per pair; powers: exponentials per pair; ahead_bytes: of parameters that a thread reads ahead;
     seen: share of the tiles that is computed. copy_bytes: what one copy moves, 0 where threads load elements.
+    engine, ahead: parameters; copiers: warps of the role that copies; limit: registers of a thread that
+    multiplies by roles; early: sums whose weights need one product alone; slots: of the ring.
     """
 
     batches: int
@@ -60,11 +65,22 @@ class PairWork:
     seen: float
     copy_bytes: int
     resident: int = 1
+    engine: str = "mma"
+    ahead: bool = False
+    copiers: int = 0
+    limit: int = 0
+    early: int = 0
+    slots: int = 1
+
+    @property
+    def by_roles(self) -> bool:
+        """True where warpgroups multiply what a role copies."""
+        return self.engine == "wgmma"
 
     @property
     def all_warps(self) -> int:
         """Warps of a block."""
-        return self.warps
+        return self.warps + self.copiers
 
     @property
     def tiles(self) -> int:
@@ -119,13 +135,21 @@ class PairWork:
 
     @property
     def registers(self) -> int:
-        """Per thread, as compiled without a limit: what lives at once during a product or a sum."""
+        """Per thread, as compiled without a limit: what lives at once during a product or a sum.
+
+        By roles every thread has its share of the multiprocessor's at launch.
+        """
+        if self.by_roles:
+            share = REGISTERS_PER_SM // (WARP * self.all_warps * self.resident)
+            return min(MOST_REGISTERS, share // REGISTER_UNIT * REGISTER_UNIT)
         widest = max(2 * self.tile // MMA_N, *(2 * -(-n // MMA_N) for n in self.widths))
         return _REGISTERS + self.sums + self._read_registers + widest + 4 * self.row_tiles
 
     @property
     def least_registers(self) -> int:
         """Per thread, without which some would be spilled."""
+        if self.by_roles:
+            return self.registers
         return _LEAST_REGISTERS + self.sums + self._read_registers + _ROW_REGISTERS * self.row_tiles
 
     @property
@@ -135,7 +159,7 @@ class PairWork:
 
 
 def estimate_pairs(work: PairWork, hardware: GpuHardware) -> float:
-    """Estimated seconds; inf where a block cannot be resident."""
+    """Estimated seconds on `mma.sync`; inf where a block cannot be resident."""
     return block_seconds(work, replace(work, seen=1.0), _fetched(work), _round_clk, hardware)
 
 
@@ -202,7 +226,8 @@ def bound_pairs(work: PairWork, hardware: GpuHardware) -> Bound:
     if work.own % work.rows == 0 and work.seen == 1.0:
         # blocks are equal: the busiest multiprocessor has whole ones
         pairs = -(-work.blocks // hardware.sm_count) * float(work.rows * work.others)
-    rate = products_per_clk(work.dtype, hardware) * hardware.mma_sync_share
+    share = 1.0 if work.by_roles else hardware.mma_sync_share
+    rate = products_per_clk(work.dtype, hardware) * share
     terms = {
         "L2": work.least_bytes / hardware.l2_bytes_per_s,
         "TENSOR": pairs * (sum(work.inner) + sum(work.widths)) / rate / hardware.clock_hz,

@@ -11,10 +11,16 @@ from attention_training import (
     thread_form,
     training_attention,
 )
+from sass import SERIALISED, faults, machine_code, nvdisasm
 
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.costmodel import load_hardware
+from tilewright.ir import InputError
 from tilewright.passes.kernels.decision import decision_of, with_parameters
+from tilewright.passes.kernels.pair_sums.choice import pair_points
+from tilewright.passes.kernels.pair_sums.parameters import pair_parameters
+from tilewright.passes.kernels.pair_sums.work import bound_pairs
 
 pytestmark = pytest.mark.emulator
 ALWAYS = {"chain_kernels": "chain-kernels{attention=always}"}
@@ -68,7 +74,13 @@ def test_gradients_are_two_kernels(how):
 def with_plan(kernels, *plan):
     """The module with these parameters of its kernels of gradients."""
     funcs = [
-        with_parameters(f, **dict(zip(("rows", "tile", "warps", "stages", "held"), plan, strict=True)))
+        with_parameters(
+            f,
+            **dict(zip(("rows", "tile", "warps", "stages", "held"), plan, strict=True)),
+            resident=1,
+            ahead=False,
+            engine="mma",
+        )
         if (d := decision_of(f)) is not None and d.template == "pair_sums"
         else f
         for f in kernels.funcs
@@ -87,6 +99,87 @@ def test_tiles_and_bands_of_gradients(plan, window):
     module = training_attention(heads=(1,), queries=75, keys=90, causal=True, window=window)
     kernels = with_plan(kernels_of(module, **BACKWARD), *plan)
     assert max(errors(module, kernels)[2:]) < 2e-3
+
+
+def by_roles(kernels, rows, tile, stages, *, resident=1, ahead=False):
+    """The module with kernels of gradients whose roles copy and multiply."""
+    plan = {"rows": rows, "tile": tile, "warps": rows // 16, "stages": stages, "held": False}
+    plan |= {"resident": resident, "ahead": ahead, "engine": "wgmma"}
+    return kernels.with_funcs(
+        tuple(with_parameters(f, **plan) if f in pair_kernels(kernels) else f for f in kernels.funcs)
+    )
+
+
+def pair_kernels(kernels):
+    return [f for f in kernels.funcs if (d := decision_of(f)) is not None and d.template == "pair_sums"]
+
+
+@pytest.mark.parametrize(
+    ("how", "plan", "more"),
+    [
+        # rows and others are cut; a mask by position in some tiles, two slots, products ahead
+        ({"queries": 75, "keys": 90, "causal": True, "window": 20}, (64, 16, 2), {"ahead": True}),
+        # grouped keys: dk and dv sum over two runs of queries; weights that are dropped
+        ({"queries": 64, "keys": 64, "heads": (2, 2), "shared": 1, "causal": True, "dropout": True,
+          "size": 32}, (64, 32, 3), {"resident": 2}),
+        # two warpgroups, two panels per row, a bias, one slot
+        ({"queries": 128, "keys": 64, "size": 128, "heads": (1,), "bias": True, "dtype": "bf16"},
+         (128, 64, 1), {}),
+    ],
+)  # fmt: skip
+def test_gradients_by_roles(how, plan, more):
+    module = training_attention(**how)
+    kernels = by_roles(kernels_of(module, **BACKWARD), *plan, **more)
+    assert max(errors(module, kernels)[2:]) < (8e-3 if how.get("dtype") == "bf16" else 2e-3)
+
+
+def test_roles_read_nothing_that_is_not_there():
+    """Keys beyond the last one have scores of 0, beside which those of a hidden query are -1e4."""
+    module = training_attention(heads=(1,), queries=16, keys=20, bias=True)
+    inputs = inputs_of(module)
+    places = [p.hint for p in module.main.params]
+    inputs[places.index("bias")][3] = -1e4
+    kernels = kernels_of(module, **BACKWARD)
+    for made in (kernels, by_roles(kernels, 64, 16, 2)):
+        pairs = zip(emulated(made, inputs), exact(module, inputs), strict=True)
+        assert max(np.abs(a.astype(np.float64) - b).max() / np.abs(b).max() for a, b in pairs) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("plan", "clause"),
+    [
+        ({"tile": 272}, "at most 256 others"),
+        ({"rows": 32, "warps": 2}, "whole warpgroups"),
+        ({"held": True}, "own rows in shared memory"),
+        ({"ahead": True, "stages": 1}, "at least 2 stages"),
+        ({"ahead": True, "engine": "mma"}, "at least 2 stages"),
+    ],
+)
+def test_parameters_of_roles(plan, clause):
+    kernels = by_roles(kernels_of(training_attention(), **BACKWARD), 64, 16, 2)
+    with pytest.raises(InputError, match=clause):
+        pair_parameters(with_parameters(pair_kernels(kernels)[0], **plan))
+
+
+@pytest.mark.parametrize(("size", "tile", "resident"), [(64, 64, 2), (128, 64, 1)])
+def test_machine_code_of_roles(size, tile, resident, tmp_path):
+    """Nothing is spilled, no multiplication waits for the one before, no fence of the device in loops."""
+    module = training_attention(heads=(64,), queries=512, keys=512, size=size, causal=True)
+    kernels = by_roles(kernels_of(module, **BACKWARD), 128 // resident, tile, 3, resident=resident)
+    for f in pair_kernels(kernels):
+        binary = compile_cuda(emit_cuda(thread_form(kernels, f)).source, arch="sm_90a")
+        assert not SERIALISED.search(binary.log)
+        assert not any(k.spill_bytes for k in binary.kernels.values())
+        if nvdisasm() is not None:
+            assert not faults(machine_code(binary, tmp_path), binary.log)
+
+
+def test_the_model_takes_roles_for_long_sequences():
+    """On an H200, for causal heads of 1024 queries and keys; their estimate is above the bound."""
+    for f in pair_kernels(kernels_of(training_attention(heads=(64,), queries=1024, keys=1024, size=64))):
+        points = pair_points(f, load_hardware("H200"))
+        assert points[0].plan.engine == "wgmma"
+        assert bound_pairs(points[0].work, load_hardware("H200")).seconds < points[0].estimate_s
 
 
 def test_tf32_gradients():

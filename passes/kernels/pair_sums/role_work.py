@@ -1,0 +1,97 @@
+"""Estimate of sums over pairs by roles: what warpgroups of a multiprocessor take of what they share.
+
+A warpgroup's tile is 64 rows by a tile of others. Its products, its weights and its sums follow one another;
+those of other warpgroups fill the time between. Tensor cores and issue slots share that time: the tile of one
+of several warpgroups takes (tensor^p + issue^p)^(1/p), that of one alone their sum and its waits.
+"""
+
+from __future__ import annotations
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.ir.hardware_facts import EXPONENTIALS_PER_SM_PER_CLK, MMA_M, WARP, WARPGROUP_WARPS
+from tilewright.ir.thread.warpgroup_ops import GROUP_M
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.attention.blocks import products_per_clk, resident_attention
+from tilewright.passes.kernels.pair_sums.work import PairWork
+
+#: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
+_MORE_REGISTERS = 32
+# Fitted to 89 kernels of dq, and of dk and dv, timed on an H200 (2026-11-23).
+#: instructions of a warp per tile beside weights: waits, descriptors, masks of blocks
+_TILE_INSTRUCTIONS = 40.0
+#: share of the peak of the tensor cores, and of issue slots, that a loop with waits keeps; how they add up
+_TENSOR_SHARE, _ISSUE_SHARE, _TOGETHER = 0.64, 1.0, 1.37
+#: bytes of shared memory that products read count so often beside copies
+_PORT = 1.75
+#: cycles of a tile in which a warpgroup waits for a product to start and to end, with products ahead or not
+_WAIT_CLK = {True: 490.0, False: 20.0}
+#: cycles from the request of a tile to its arrival from the L2
+_COPY_CLK = 1400.0
+#: share of the start and the end of a block that others beside it do not fill
+_EXPOSED = 0.86
+
+
+def registers_needed(work: PairWork) -> int:
+    """Registers of a thread that multiplies, without which some would be spilled."""
+    pairs = len(work.inner) * work.tile // 2
+    packed = (len(work.widths) if work.ahead else work.early) * work.tile // 4
+    sums = sum(-(-n // 16) * 8 for n in work.widths)
+    return pairs + packed + sums + -(-work.ahead_bytes // 4) + _MORE_REGISTERS
+
+
+def estimate_roles(work: PairWork, hardware: GpuHardware) -> float:
+    """Estimated seconds; inf where a block cannot be resident, or where registers would be spilled."""
+    fits = resident_attention(work, hardware)
+    if fits < work.resident or not products_per_clk(work.dtype, hardware):
+        return float("inf")
+    if registers_needed(work) > (work.limit or hardware.max_registers_per_thread):
+        return float("inf")
+    per_sm = -(-work.blocks // hardware.sm_count)
+    resident = min(fits, per_sm)
+    rounds, rest = divmod(per_sm, resident)
+    clk = rounds * _round_clk(resident, work.seen, work, hardware)
+    if rest:
+        clk += _round_clk(rest, work.seen, work, hardware)
+    # where positions take pairs away, blocks differ: the one with all of them starts first
+    busy_s = max(clk, _round_clk(1, 1.0, work, hardware)) / hardware.clock_hz
+    dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    fetched = work.own_bytes + work.seen * work.tiles * work.fetched_bytes
+    return hardware.contract.launch_s + max(busy_s, dram_s, work.blocks * fetched / hardware.l2_bytes_per_s)
+
+
+def _round_clk(resident: int, seen: float, work: PairWork, hardware: GpuHardware) -> float:
+    """Cycles of `resident` blocks side by side on one multiprocessor, from start to end."""
+    fit, groups = hardware.attention, resident * work.warps // WARPGROUP_WARPS
+    tensor, issue = _tensor_clk(work, hardware) / _TENSOR_SHARE, _issue_clk(work) / _ISSUE_SHARE
+    issue = max(issue, GROUP_M * work.tile * work.powers / EXPONENTIALS_PER_SM_PER_CLK)
+    port = _port_bytes(work) / hardware.smem_bytes_per_sm_per_clk * _PORT
+    one = (max(tensor, port) ** _TOGETHER + issue**_TOGETHER) ** (1.0 / _TOGETHER)
+    fetch = resident * work.fetched_bytes / hardware.contract.l2_bytes_per_sm_per_clk
+    tile = max(groups * one, fetch, tensor + issue + _WAIT_CLK[work.ahead])
+    # a slot is filled, read for one tile or, where products run ahead, two, and filled again
+    tile = max(tile, (_COPY_CLK + (2.0 if work.ahead else 1.0) * tile) / work.slots)
+    first = (work.own_bytes + work.fetched_bytes) / hardware.contract.l2_bytes_per_sm_per_clk
+    results = work.rows * sum(work.widths) / 4.0 / (WARP * work.warps) * fit.vector_instructions
+    ends = fit.first_clk + first + fit.last_clk * len(work.widths) + results * groups
+    return hardware.contract.block_clk + seen * work.tiles * tile + ends * _EXPOSED ** (resident - 1)
+
+
+def _tensor_clk(work: PairWork, hardware: GpuHardware) -> float:
+    """Cycles of the tensor cores for a tile of one warpgroup."""
+    inner = sum(-(-n // work.depth) * work.depth for n in work.inner)
+    products = GROUP_M * work.tile * float(inner + sum(work.widths))
+    return products / products_per_clk(work.dtype, hardware)
+
+
+def _port_bytes(work: PairWork) -> float:
+    """Bytes of shared memory that the products of a tile of one warpgroup read."""
+    size = itemsize(work.dtype)
+    pairs = (GROUP_M + work.tile) * sum(work.inner)
+    return float(size * (pairs + work.tile * sum(work.widths)))
+
+
+def _issue_clk(work: PairWork) -> float:
+    """Issue slots of a warpgroup's tile: one warp of it on each scheduler."""
+    elements = MMA_M * work.tile / WARP
+    each = 0.5 * len(work.widths) + work.map_work + 2.0 * work.map_reads
+    return elements * each + _TILE_INSTRUCTIONS
