@@ -39,7 +39,7 @@ ALGORITHMS = Pipeline.parse("choose-algorithms")
 SAVED = Pipeline.parse("choose-saved")
 
 #: graph ops to tensor ops, and what of them is known at compile time
-GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors")
+GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors, regular-gathers")
 
 #: tensor ops to kernels with chosen parameters
 TENSOR = Pipeline.parse("""
