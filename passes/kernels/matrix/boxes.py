@@ -19,11 +19,11 @@ from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import domain, ranges_of
 from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, Window, map_faults
 from tilewright.ir.types import itemsize, numpy_dtype, storage_dtype
-from tilewright.passes.kernels.matrix.view import MatrixView, role_chunk
+from tilewright.passes.kernels.matrix.view import MatrixView
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
 PROMOTION_BYTES = 256
-#: bytes of the longest rows of tiles that warpgroups multiply
+#: bytes of the rows of tiles that roles multiply
 ROW_BYTES = 128
 #: the same of windows, which take single pixels
 WINDOW_PROMOTION_BYTES = 128
@@ -111,17 +111,13 @@ def map_of_boxes(
 
 
 def comes_in_boxes(view: MatrixView, operand: int) -> bool:
-    """Return whether the copy engine can bring tiles of a factor, or its windows, in rows as roles take."""
+    """Return whether the copy engine can bring tiles of a factor, or its windows, in rows of 128 bytes."""
     tensor, boxes = view.sources[operand].value.tensor, boxes_of(view, operand)
-    size = itemsize(tensor.dtype)
-    chunk = role_chunk(view.sizes[view.channel], size)
-    if boxes is not None and boxes.channel_step != 1:
-        row = ROW_BYTES // size
-        return map_of_boxes(boxes, view, 0, tensor, (chunk, row), ROW_BYTES) is not None
+    row = ROW_BYTES // itemsize(tensor.dtype)
     if boxes is not None:
-        return map_of_boxes(boxes, view, 0, tensor, (chunk, chunk), chunk * size) is not None
+        return map_of_boxes(boxes, view, 0, tensor, (row, row), ROW_BYTES) is not None
     windows = windows_of(view, operand)
-    return windows is not None and windows.map(0, tensor, chunk, chunk, chunk * size) is not None
+    return windows is not None and windows.map(0, tensor, row, row, ROW_BYTES) is not None
 
 
 def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Expr) -> tuple[Expr, ...]:
@@ -157,8 +153,7 @@ class Windows:
     """How the copy engine sees a factor of windows.
 
     channel, channels: first index and number of the channels that a product of the batch reads. shape,
-    strides: of the tensor, in elements; where windows along the last dimension are runs of memory that
-    overlap, they are pixels whose channels these runs are.
+    strides: of the tensor, in elements, with groups of channels as one dimension.
     """
 
     image: str
@@ -223,13 +218,6 @@ def windows_of(view: MatrixView, operand: int) -> Windows | None:
     if image_first != 0 or image_steps != ({image: 1} if image else {}) or (image and image not in rows):
         return None
     if channel_steps != {view.channel: 1}:
-        run = _run(channel_steps, channel_rest, rows, view.channel, shape[-1], sizes)
-        if run is None:
-            return None
-        spaces.append(({run: 1}, 0))
-        shape = (*shape[:-1], sizes[run], sizes[view.channel])
-        strides = (*strides[:-1], channel_steps[run] * strides[-1], strides[-1])
-    if len(shape) > MOST_RANK:
         return None
     space = [
         _spatial(s, rest, rows, taps, sizes, n) for (s, rest), n in zip(spaces, shape[1:-1], strict=True)
@@ -261,23 +249,6 @@ def _channels_merged(
         shape = (*shape[:-2], shape[-2] * shape[-1])
         strides = (*strides[:-2], strides[-1])
     return at, shape, strides
-
-
-def _run(
-    steps: Mapping[str, int],
-    first: Expr,
-    rows: list[str],
-    channel: str,
-    extent: int,
-    sizes: Mapping[str, int],
-) -> str | None:
-    """The dimension along which windows are runs of memory, each inside of a row; None without one."""
-    inner = [d for d in steps if d != channel]
-    if steps.get(channel) != 1 or len(inner) != 1 or inner[0] not in rows or first != 0:
-        return None
-    (d,) = inner
-    end = (sizes[d] - 1) * steps[d] + sizes[channel]
-    return d if steps[d] > 0 and end <= extent else None
 
 
 def _spatial(

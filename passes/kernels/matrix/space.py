@@ -23,7 +23,7 @@ from tilewright.ir.hardware_facts import (
     WARP,
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
     WARPGROUPS,
@@ -31,7 +31,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     MatrixTile,
     Warps,
 )
-from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM, role_chunk
+from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -328,11 +328,11 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= space.by_roles
     sums = space.m * space.n * space.warps_k
     found &= (sums <= most * (WARP * space.team_warps)) & (threads <= hardware.max_threads_per_block)
-    # Roles multiply rows of 128 bytes, or shorter ones of all channels; every team has a tile, and clusters
-    # lie within rasters.
+    # Roles multiply whole rows of 128 bytes (shorter ones were slower than without roles), every
+    # team has a tile, and clusters lie within rasters.
     tiles_m = ceil_div(problem.m, space.m)
     found &= ~space.by_roles | (
-        (space.k == (GROUP_CHUNK if problem.stored else role_chunk(problem.channel, problem.element_bytes)))
+        (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
         & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
         & (tiles_m % space.cluster == 0)
         # Nothing smaller was measured: they take a multiprocessor each, and have much to do there.

@@ -12,7 +12,6 @@ from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
-from tilewright.ir.thread.warpgroup_ops import ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
@@ -291,12 +290,6 @@ def takes_warpgroups(view: MatrixView) -> bool:
         return False
     size = itemsize(view.dtype)
     return size == 2 or (size == 4 and all(view.along(i) in ("", view.channel) for i in (0, 1)))
-
-
-def role_chunk(channel: int, element_bytes: int) -> int:
-    """Elements of the channel that roles multiply at a time: rows of 128 bytes, or as many as hold all."""
-    rows = [n // element_bytes for n in ROW_BYTES]
-    return next((n for n in rows if n >= channel), rows[-1])
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

@@ -124,42 +124,6 @@ def test_grouped_windows_on_the_emulator(image, channel):
     assert_close(got.astype(np.float64), want, "f16")
 
 
-def rows_of_taps(at: str = "n, y * 2 + r - 1, x * 8 + c", x: int = 4) -> Func:
-    """Windows of three rows of 24 elements, 8 apart, as `fold-channels` makes them for first layers."""
-    return convolution(
-        image="2, 9, 48", at=at, y=5, x=x, red="c: 24, r: 3", weights=("3, 24, 24", "[r, k, c]")
-    )
-
-
-@pytest.mark.emulator
-def test_runs_that_overlap_on_the_emulator():
-    kernel = rows_of_taps()
-    func = engine(kernel, 64, 32, 32, 4, 1, 3)
-    assert sum(op.name == "thread.copy_window" for op in walk(func.body)) == 1
-    image, weights = (v.astype(np.float64) for v in inputs_of(kernel))
-    padded = np.pad(image, ((0, 0), (1, 1), (0, 0)))
-    want = sum(
-        padded[:, r : r + 9 : 2, [range(8 * x, 8 * x + 24) for x in range(4)]] @ weights[r].T
-        for r in range(3)
-    )
-    (got,) = run(func, "emulator", inputs_of(kernel)).values()
-    assert_close(got.astype(np.float64), want, "f16")
-
-
-@pytest.mark.parametrize(
-    ("at", "x", "brought"),
-    [
-        ("n, y * 2 + r - 1, x * 8 + c", 4, True),
-        ("n, y * 2 + r - 1, x * 8 + c", 5, False),  # the last run ends outside
-        ("n, y * 2 + r - 1, x * 4 + c", 4, False),  # runs begin at multiples of 8 bytes
-        ("n, y * 2 + r - 1, x * 8 + c + 4", 4, False),
-    ],
-)
-def test_the_model_knows_which_runs_the_engine_brings(at, x, brought):
-    kernel = rows_of_taps(at, x)
-    assert matrix_problem(kernel, view_of(kernel)).boxes is brought
-
-
 @pytest.mark.parametrize(("channels", "brought"), [(64, True), (72, True), (20, False)])
 def test_the_model_knows_which_convolutions_the_engine_brings(channels, brought):
     """Channels of a multiple of 16 bytes, groups aside; the last chunk may be a part of one."""
