@@ -28,7 +28,7 @@ from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
 #: the same of roles, against warps that all do the same
-ROLES_GAIN = 0.96
+ROLES_GAIN = 0.98
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
