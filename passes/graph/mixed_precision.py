@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
-from tilewright.ir.facts import Precision
+from tilewright.ir.facts import Elements, Precision
 from tilewright.ir.nodes import Func, Level, Op, Value
 from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
@@ -20,7 +20,8 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
         -->   %0 = graph.dense(graph.cast(%x, f16), graph.cast(%w, f16)); %1 = graph.exp(graph.cast(%0, f32))
 
     Products always take narrow operands and give narrow results; ops sensitive to range or rounding stay in
-    float32; all others follow the tensors they read (constants follow the op). Norms, softmax, pooling and
+    float32; all others follow the tensors they read (constants follow the op, and tables of constants that
+    data picks rows from are weights: narrow). Norms, softmax, pooling and
     reductions accumulate in float32 whatever they read: that is their lowering's business. What a norm of a
     float32 tensor gives is stored narrow for all but the function's results and ops that must see float32, so
     that sums behind norms are narrow; sums before norms, which may grow from layer to layer, are not.
@@ -89,7 +90,14 @@ class _Narrower:
         moving = [x for x in floats if x not in self.constants]
         if not moving and "communicate" in op_def(op.name).effects:
             return self.dtype  # a rank without rows gives a constant of none to those that have narrow ones
+        if not moving and self.looks_up(op):
+            return self.dtype
         return self.dtype if moving and all(x.tensor.dtype == self.dtype for x in moving) else "f32"
+
+    def looks_up(self, op: Op) -> bool:
+        """Whether an op picks rows of constants by data, as embeddings do."""
+        by_data = any(v not in self.constants for v in op.operands)
+        return facts_of(op.name).elements is Elements.LOOKS_UP and by_data
 
     def typed(self, v: Value, dtype: str) -> Value:
         """The kept form of `v` as `dtype`; each conversion is made once, and never back and forth."""

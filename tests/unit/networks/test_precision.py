@@ -53,6 +53,26 @@ def test_one_value_is_converted_once():
     assert len({(op.operands[0], op["dtype"]) for op in casts}) == len(casts)
 
 
+EMBEDDING = """module @net {
+  graph.func @main(%ids: i64[4], %seen: bool[4, 8]) -> f32[4, 8], f32[4, 8] {
+    %0 = graph.constant(name = "words") : f32[16, 8]
+    %1 = graph.take(%0, %ids, axis = 0) : f32[4, 8]
+    %2 = graph.constant(name = "none") : f32[]
+    %3 = graph.constant(name = "far") : f32[]
+    %4 = graph.where(%seen, %2, %3) : f32[4, 8]
+    graph.return(%1, %4)
+  }
+}
+"""
+
+
+def test_tables_are_weights_and_masks_are_not():
+    """Rows that data picks from constants are narrow; -1e9 for what a mask hides would not survive that."""
+    module = narrowed(EMBEDDING)
+    assert dtypes(module, "graph.take") == ["f16"]
+    assert dtypes(module, "graph.where") == ["f32"]
+
+
 RESIDUAL = """module @net {
   graph.func @main(%x: f32[4, 8], %w: f32[8, 8], %g: f32[8], %h: f32[8]) -> f32[4, 8], f32[4, 8] {
     %0 = graph.NORM
