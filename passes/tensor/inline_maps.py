@@ -1,4 +1,4 @@
-"""Pass inline-maps: in training steps, cheap maps are computed where they are read and never stored."""
+"""Pass inline-maps: cheap maps of training steps, and of bytes, are computed where they are read."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tilewright.passes.rewriting.values import copied_ops, with_indices
 MAX_COST = 8
 #: bytes of inputs of the function up to which reading them again costs less than a launch
 SMALL_BYTES = 1 << 16
+#: element types of quantised numbers
+BYTES = ("i8", "u8")
 
 
 @register_pass(Level.TENSOR)
@@ -30,8 +32,9 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
         -->   %y = tensor.map(%x, %labels) {select(index(c) == label, x, 0)}
 
     A backward pass reads such values (masks of labels, gradients that are one number for all elements) in
-    several kernels, where one that is stored would be written and read again and again. Only functions with
-    state (`updates`) change.
+    several kernels, where one that is stored would be written and read again and again. Of functions without
+    state (`updates`) only maps that make numbers of bytes are written into others: what a quantised network
+    adds is read as the bytes that products read as well.
 
     Sums compute what they add, where that takes no more reading than storing it would write and read: the
     gradient by a factor of a norm, or a 16-bit value as float32, which others read in 16 bits.
@@ -43,13 +46,14 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
     their kernels.
     """
     main = module.main
-    if main.level is not Level.TENSOR or not main.updates:
+    if main.level is not Level.TENSOR:
         return module
-    new = _summed(_inlined(main))
+    new = _summed(_inlined(main)) if main.updates else _inlined(main, of_bytes=True)
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 
-def _inlined(main: Func) -> Func:
+def _inlined(main: Func, *, of_bytes: bool = False) -> Func:
+    """The function with cheap maps in those that read them; of_bytes: only those that read bytes."""
     cheap: dict[Value, Op] = {}
     of_little: dict[Value, Op] = {}
     reduced = {v for op in main.body.ops if op.name == "tensor.reduce" for v in op.operands}
@@ -61,9 +65,10 @@ def _inlined(main: Func) -> Func:
         new = op
         if op.name == "tensor.map" and not is_copy(op):
             new = _with_bodies(op, cheap)
-            if len(new.results) == 1 and _is_cheap(new, small, reduced):
+            taken = not of_bytes or any(v.tensor.dtype in BYTES for v in new.operands)
+            if taken and len(new.results) == 1 and _is_cheap(new, small, reduced):
                 cheap[new.result] = new
-        elif op.name == "tensor.scatter" and op.operands[0] in of_little:
+        elif op.name == "tensor.scatter" and op.operands[0] in of_little and not of_bytes:
             first = of_little[op.operands[0]]
             own = Value(first.result.type, first.result.hint)
             ops.append(replace(first, results=(own,)))

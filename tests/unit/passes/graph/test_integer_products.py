@@ -6,10 +6,11 @@ from math import prod
 
 import numpy as np
 import pytest
+from attention_training import kernels_of
 
 import tilewright as tw
 from tilewright.frontends.importing.emitter import Emitter
-from tilewright.frontends.importing.quantisation import dequantised
+from tilewright.frontends.importing.quantisation import dequantised, quantised
 from tilewright.ir import Block, Constants, Func, Level, Module, TensorType, Value
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
@@ -163,3 +164,36 @@ def test_devices_that_multiply_no_bytes_keep_their_floats():
     assert factors(rewritten(module, "opencl")) == {"f32"}
     assert factors(rewritten(module, "cuda:sm_75")) == {"f32"}
     assert factors(rewritten(module, "cuda:sm_80")) == {"i8", "i32"}
+
+
+def residual_block() -> Module:
+    """Two convolutions of quantised images, what the first one reads added to the second one's sums."""
+    emit = Emitter(())
+    param = Value(TensorType("f32", (2, 16, 6, 6)), "x")
+    scale = emit.constant(np.float32(0.05))
+
+    def requantised(x: Value, zero: int) -> Value:
+        z = emit.constant(np.array(zero, np.uint8))
+        return dequantised(emit, quantised(emit, x, scale, z, 0, "u8"), scale, z, 0, "f32")
+
+    first = x = requantised(param, 128)
+    for i in range(2):
+        scales = emit.constant(RNG.uniform(0.0005, 0.001, 16).astype(np.float32))
+        w = dequantised(emit, emit.constant(bytes_of("int8", 16, 16, 3, 3)), scales, None, 0, "f32")
+        x = emit.value("conv2d", x, w, **{**CONV, "padding": (1, 1, 1, 1)})
+        x = requantised(emit.value("relu", x), 0) if i == 0 else emit.value("add", x, first)
+    emit.builder.emit("graph.return", [x], types=())
+    main = Func(Level.GRAPH, "main", Block((param,), tuple(emit.builder.ops)), (x.type,))
+    return Module("block", (main,)).with_constants(Constants(emit.constants))
+
+
+def test_kernels_of_a_quantised_block_keep_bytes_between_them_and_compute_the_same():
+    module = residual_block()
+    x = RNG.normal(0, 2, (2, 16, 6, 6)).astype(np.float32)
+    kernels = kernels_of(module)
+    calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
+    between = [r.tensor.dtype for op in calls for r in op.results]
+    assert set(between[:-1]) == {"i8", "u8"}
+    assert between[-1] == "f32"
+    (got,), (wanted,) = tw.interpret(kernels, x), tw.interpret(module, x, precision="fp64")
+    np.testing.assert_allclose(got.reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-5)
