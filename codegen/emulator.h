@@ -424,6 +424,7 @@ static inline void tw_wgmma_wait() { tw_multiply_wait(pending); }
 static inline void tw_publish_shared() { tw_fence(); }
 template <int count>
 static inline void tw_finished(float*) {}
+static inline void tw_settled(float) {}
 
 // -- roles and channels ---------------------------------------------------------------------------------------------
 template <int slots, int full, int empty>

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import e as euler
 from math import log2, prod
 
+import numpy as np
+
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import register_text
 from tilewright.codegen.emit.warp import cuda_only
@@ -96,6 +98,14 @@ def _exp_rows(e: Emission, op: Op) -> None:
 def _in_powers_of_two(e: Emission, op: Op) -> str:
     """The op's scale of powers of e as a factor of powers of two."""
     return e.dialect.literal(op.number("scale") * log2(euler), "f32")
+
+
+@emitter("thread.settle")
+def _settle(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    sums = e.buffer(op.operands[0])
+    terms = [e.element(sums, at) for at in np.ndindex(*sums.type.shape)]
+    e.line(f"{e.need('settled')}({' + '.join(terms)});")
 
 
 @emitter("thread.rescale_factors", writes=(0, 1))

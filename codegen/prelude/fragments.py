@@ -50,6 +50,20 @@ FN float NAME(float before, float* largest, float scale) {
     "cuda",
 )
 
+# An instruction under a condition that never holds, and that needs the sum, keeps what it is computed from
+# before later waits: ptxas begins waits for multiplications as early as it can.
+helper(
+    "settled",
+    """
+FN void NAME(float sum) {
+    asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p nanosleep.u32 1; }"
+                 ::"f"(sum) : "memory");
+}
+""",
+    "cuda",
+    emulated=True,
+)
+
 helper(
     "larger",
     """

@@ -154,6 +154,14 @@ class AttentionCoefficients:
     tile_clk: float
     #: share of the L2's bandwidth that reads by all multiprocessors sustain
     l2_efficiency: float
+    #: by roles (`passes.kernels.attention.role_work`): shares of the rate of the tensor cores and of the
+    #: issue slots that warpgroups sustain
+    role_tensor_share: float
+    role_issue_efficiency: float
+    #: cycles of a step in which its warpgroup waits: for products, across lanes; and of a tile of queries
+    #: between the last step of one and the first of the next
+    role_step_clk: float
+    role_turn_clk: float
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,24 @@ define(
 )
 
 
+def _infer_settle(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    (t,) = types
+    if not isinstance(t, TensorType) or (t.space, t.dtype) != ("reg", "f32"):
+        raise InputError(f"expected a buffer of f32 in reg, got {t}")
+    return []
+
+
+define(
+    "thread.settle",
+    ("sums",),
+    "Have these sums, none of them negative, and all that they are computed from, before what follows: "
+    "compilers would move it behind a wait that comes next.",
+    results=0,
+    infer=_infer_settle,
+    effects=_WARP_ACCESS,
+)
+
+
 def _infer_pack(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     source, target = _sums(types[0]), types[1]
     if not isinstance(target, TensorType) or target.space != "frag" or target.dtype not in _FACTORS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,6 +64,62 @@ def computed_mask(b: Builder, t: TensorType, numbers: MaskNumbers) -> Value:
         before = inner.value("scalar.ge", at, inner.const(0, "i32"))
         shown = inner.value("scalar.select", before, shown, inner.const(hidden, t.dtype))
     inner.do("scalar.yield", shown)
+    par = {f"i{i}": n for i, n in enumerate(t.shape)}
+    plain = TensorType(t.dtype, t.shape)
+    (value,) = structured(b, "tensor.map", [], par=par, reads=(), body=inner.block([]), types=[plain])
+    return value
+
+
+@dataclass(frozen=True)
+class BandMask:
+    """A mask [.., rows, columns] of one number where low <= column - row <= high, and another elsewhere.
+
+    low, high: None where no element lies beyond that side.
+    """
+
+    inside: float | bool
+    outside: float | bool
+    low: int | None
+    high: int | None
+
+
+def band_mask(data: np.ndarray) -> BandMask | None:
+    """The band that a mask of two numbers is; None for other masks. Inside is where the first row begins."""
+    if data.ndim < 2 or data.size != data.shape[-2] * data.shape[-1] or data.size == 0:
+        return None
+    matrix = data.reshape(data.shape[-2:])
+    kind = bool if data.dtype == np.bool_ else float
+    inside = matrix[0, 0]
+    seen = matrix == inside
+    others = matrix[~seen]
+    if others.size == 0 or not (others == others[0]).all():
+        return None
+    count, length = data.shape[-2:]
+    distance = np.arange(length)[None, :] - np.arange(count)[:, None]
+    low, high = int(distance[seen].min()), int(distance[seen].max())
+    if not (((distance >= low) & (distance <= high)) == seen).all():
+        return None
+    lowest, highest = 1 - count, length - 1
+    return BandMask(
+        kind(inside), kind(others[0]), None if low == lowest else low, None if high == highest else high
+    )
+
+
+def computed_band(b: Builder, t: TensorType, mask: BandMask) -> Value:
+    """A map of indices alone that gives the elements of a mask that is a band.
+
+    It is  %c = tensor.map() {select(i - j >= -high and i - j <= -low, inside, outside)}
+    """
+    inner, _ = scalar_body([])
+    at = inner.index(Sym(f"i{t.rank - 2}") - Sym(f"i{t.rank - 1}"), "i32")
+    seen: Value | None = None
+    for name, edge in (("scalar.ge", mask.high), ("scalar.le", mask.low)):
+        if edge is not None:
+            side = inner.value(name, at, inner.const(-edge, "i32"))
+            seen = side if seen is None else inner.value("scalar.and", seen, side)
+    assert seen is not None
+    chosen = (inner.const(n, t.dtype) for n in (mask.inside, mask.outside))
+    inner.do("scalar.yield", inner.value("scalar.select", seen, *chosen))
     par = {f"i{i}": n for i, n in enumerate(t.shape)}
     plain = TensorType(t.dtype, t.shape)
     (value,) = structured(b, "tensor.map", [], par=par, reads=(), body=inner.block([]), types=[plain])

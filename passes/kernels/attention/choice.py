@@ -10,13 +10,13 @@ from math import inf, prod
 import numpy as np
 
 from tilewright.costmodel import GpuHardware, Hardware
+from tilewright.costmodel.kernels.bound import Bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
-from tilewright.ir import Block, Func, Op
+from tilewright.ir import Func, Op
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
-from tilewright.passes.analysis.index_sets import recompute_cost
-from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in
+from tilewright.passes.analysis.terms import Read, leaves, names_in
 from tilewright.passes.kernels.attention.blocks import products_per_clk, residents
 from tilewright.passes.kernels.attention.parameters import (
     KEY_STEP,
@@ -24,8 +24,10 @@ from tilewright.passes.kernels.attention.parameters import (
     padded,
     width_tiles,
 )
+from tilewright.passes.kernels.attention.role_work import RoleWork, bound_roles, estimate_roles, role_works
 from tilewright.passes.kernels.attention.scores import MOST_AHEAD
 from tilewright.passes.kernels.attention.stage import TileLayout
+from tilewright.passes.kernels.attention.term_writer import term_work
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
 from tilewright.passes.kernels.attention.work import (
     AttentionWork,
@@ -48,8 +50,6 @@ MOST_WARPS = 16
 MOST_ROW_TILES = 2
 #: points worth a measurement
 MEASURED = 24
-#: ops of a score's maps that cost no instruction of their own
-_FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,14 @@ class AttentionPoint:
     """A plan that fits the device, and its estimated seconds."""
 
     plan: AttentionParameters
-    work: AttentionWork
+    work: AttentionWork | RoleWork
     estimate_s: float
+
+    def bound(self, hardware: GpuHardware) -> Bound:
+        """The lower bound on its seconds."""
+        if isinstance(self.work, RoleWork):
+            return bound_roles(self.work, hardware)
+        return bound_attention(self.work, hardware)
 
 
 def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
@@ -68,7 +74,19 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
     view = attention_view(kernel)
     if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
         return []
-    least, furthest = traffic(kernel), reach(view)
+    least = traffic(kernel)
+    points = fragment_points(view, least, hardware)
+    for plan, work in role_works(view, least, _moved(view), hardware):
+        points.append(AttentionPoint(plan, work, estimate_roles(work, hardware)))
+    return sorted(
+        (p for p in points if p.estimate_s < inf),
+        key=lambda p: (p.estimate_s, p.plan.resident, p.plan.teams, p.plan.blocks),
+    )
+
+
+def fragment_points(view: AttentionView, least: int, hardware: GpuHardware) -> list[AttentionPoint]:
+    """The plans on `mma.sync`; least: bytes of parameters and results, once."""
+    furthest = reach(view)
     points = []
     for plan in _plans(view):
         work = attention_work(view, plan, least, furthest)
@@ -76,7 +94,7 @@ def attention_points(kernel: Func, hardware: Hardware) -> list[AttentionPoint]:
             limited = replace(work, resident=resident)
             seconds = estimate_attention(limited, hardware)
             points.append(AttentionPoint(replace(plan, resident=resident), limited, seconds))
-    return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
+    return points
 
 
 def choose_attention(kernel: Func, hardware: Hardware) -> Func | None:
@@ -99,8 +117,8 @@ def attention_variants(kernel: Func, hardware: Hardware) -> list[Func]:
 
 def attention_variant(kernel: Func, point: AttentionPoint, hardware: GpuHardware, considered: int) -> Func:
     """The kernel with these parameters, and what the cost model says of them."""
-    bound = bound_attention(point.work, hardware)
-    return decided(kernel, "attention", ParameterChoice(point.plan, bound, point.estimate_s, considered))
+    choice = ParameterChoice(point.plan, point.bound(hardware), point.estimate_s, considered)
+    return decided(kernel, "attention", choice)
 
 
 def may_become_attention(kernel: Func) -> bool:
@@ -193,20 +211,3 @@ def _moved(view: AttentionView) -> int:
             elements = prod(view.sizes[d] for d in names_in(read))
             total += min(elements * itemsize(read.value.tensor.dtype), read.value.tensor.nbytes)
     return total
-
-
-def term_work(*terms: Term) -> int:
-    """Instructions of terms, each different one once."""
-    todo, seen = list(terms), set[Term]()
-    while todo:
-        t = todo.pop()
-        if isinstance(t, Apply) and t not in seen:
-            seen.add(t)
-            todo += t.args
-    return sum(_cost(t) for t in seen if isinstance(t, Apply) and t.name not in _FREE)
-
-
-def _cost(term: Apply) -> int:
-    """Instructions of one scalar op, as a map of it alone is counted."""
-    op = Op(term.name, (), (), ())
-    return recompute_cost(Op("tensor.map", (), (), (), Block((), (op, Op("scalar.yield", (), (), ())))))

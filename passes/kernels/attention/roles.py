@@ -108,6 +108,20 @@ class Turns:
         return Turns(units, parts, blocks, -(-units // blocks), counts[0] + (counts[-1] if parts == 2 else 0))
 
 
+def role_registers(plan: AttentionParameters, *, by_engine: bool) -> tuple[int, int]:
+    """Registers of a thread that copies, and of one that multiplies: all that is left.
+
+    by_engine: whether the copying role only hands boxes to the copy engine. (0, 0): all threads have as many
+    as a thread can have.
+    """
+    share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
+    if share >= MOST_REGISTERS:
+        return 0, 0
+    each, copiers = COPIER_REGISTERS[by_engine], WARP * COPIER_WARPS
+    left = (share * plan.threads - each * copiers) // (plan.threads - copiers)
+    return each, min(MOST_REGISTERS - 2 * REGISTER_UNIT, left // REGISTER_UNIT * REGISTER_UNIT)
+
+
 def lower_attention_by_roles(kernel: Func, view: AttentionView, plan: AttentionParameters) -> Func:
     """The thread-level function of attention whose parameters name warpgroups.
 
@@ -170,15 +184,7 @@ class _RoleAttention:
         return self.w.b.value("thread.channel", hint=f"order{team}", slots=1)
 
     def _registers(self) -> tuple[int, int]:
-        """Registers of a thread that copies, and of one that multiplies: all that is left."""
-        plan = self.plan
-        share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
-        if share >= MOST_REGISTERS:
-            return 0, 0
-        each = COPIER_REGISTERS[all(t.by_engine for t in (self.q, self.k, self.v))]
-        copiers = WARP * COPIER_WARPS
-        left = (share * plan.threads - each * copiers) // (plan.threads - copiers)
-        return each, min(MOST_REGISTERS - 2 * REGISTER_UNIT, left // REGISTER_UNIT * REGISTER_UNIT)
+        return role_registers(self.plan, by_engine=all(t.by_engine for t in (self.q, self.k, self.v)))
 
     # -- order of tiles --------------------------------------------------------------------------------------
     @contextmanager
@@ -315,6 +321,7 @@ class _RoleAttention:
             total = w.b.value("scalar.mul", w.load(self.sums, at), w.load(self.factors, at))
             w.store(total, self.sums, at)
         self._exponentials(tile, keys)
+        w.b.do("thread.settle", self.sums)
         w.b.do("thread.warpgroup_wait", self.mixed)
         w.b.do("thread.release", self.values, item=before)
         w.b.do("thread.scale_rows", self.mixed, self.factors, skip_if_one=True)

@@ -1,13 +1,17 @@
-"""Writes the ops that compute terms of attention at one point of a kernel."""
+"""Writes the ops that compute terms of attention at one point of a kernel, and says what terms cost."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tilewright.ir import Expr, UnsupportedError, Value
+from tilewright.ir import Block, Expr, Op, UnsupportedError, Value
 from tilewright.ir.expr import substitute
+from tilewright.passes.analysis.index_sets import recompute_cost
 from tilewright.passes.analysis.terms import Apply, Position, Read, Term
 from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: ops that cost no instruction of their own
+_FREE = frozenset({"scalar.const", "scalar.cast", "scalar.index"})
 
 
 class TermWriter:
@@ -44,3 +48,20 @@ class TermWriter:
             (out,) = w.b.emit(term.name, operands, dict(term.attrs), types=[term.type])
             return out
         raise UnsupportedError("the result of a reduction is read before it is known", where=term.op.loc)
+
+
+def term_work(*terms: Term) -> int:
+    """Instructions of terms, each different one once."""
+    todo, seen = list(terms), set[Term]()
+    while todo:
+        t = todo.pop()
+        if isinstance(t, Apply) and t not in seen:
+            seen.add(t)
+            todo += t.args
+    return sum(_cost(t) for t in seen if isinstance(t, Apply) and t.name not in _FREE)
+
+
+def _cost(term: Apply) -> int:
+    """Instructions of one scalar op, as a map of it alone is counted."""
+    op = Op(term.name, (), (), ())
+    return recompute_cost(Op("tensor.map", (), (), (), Block((), (op, Op("scalar.yield", (), (), ())))))

@@ -17,9 +17,9 @@ from tilewright.ir.thread.warpgroup_ops import GROUP_M
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.terms import Apply, Read, Term, leaves, names_in, peeled
 from tilewright.passes.kernels.attention.blocks import products_per_clk, residents
-from tilewright.passes.kernels.attention.choice import term_work
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.parameters import padded
+from tilewright.passes.kernels.attention.term_writer import term_work
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilewright.ir import Block, Builder, Func, Op, Value
-from tilewright.passes.analysis.position_masks import computed_mask, mask_numbers
+from tilewright.passes.analysis.position_masks import band_mask, computed_band, computed_mask, mask_numbers
 from tilewright.passes.kernels.attention.view import attention_view
 from tilewright.passes.kernels.pair_sums.view import pair_view
 from tilewright.passes.rewriting.values import replace_in_op
@@ -25,9 +25,9 @@ def with_computed_masks(
     rewrite:  %s = tensor.map(%x, %mask, ..) {add}
         -->   %c = tensor.map() {select(i >= j, 0, -inf)}; %s = tensor.map(%x, %c, ..) {add}
 
-    Those are masks that hold one number, and square ones that hold one number up to the diagonal and another
-    after it. array: the data of a value of @main that is a constant the module holds. What is no attention
-    stays as it is.
+    Those are masks that hold one number, and those that hold one number in a band along a diagonal (causal
+    attention, sliding windows) and another elsewhere. array: the data of a value of @main that is a constant
+    the module holds. What is no attention stays as it is.
     """
     view, pairs = attention_view(kernel), pair_view(kernel)
     if view is None and pairs is None:
@@ -37,9 +37,12 @@ def with_computed_masks(
     new: dict[Value, Value] = {}
     for p in dict.fromkeys(read.value for read in reads):
         data = array(arguments[kernel.params.index(p)]) if p.tensor.size <= _MOST else None
-        numbers = None if data is None or p.tensor.steps else mask_numbers(data)
-        if numbers is not None:
+        if data is None or p.tensor.steps:
+            continue
+        if (numbers := mask_numbers(data)) is not None:
             new[p] = computed_mask(b, p.tensor, numbers)
+        elif (band := band_mask(data)) is not None:
+            new[p] = computed_band(b, p.tensor, band)
     if not new:
         return kernel, list(arguments)
     others = [i for i, p in enumerate(kernel.params) if p not in new]

@@ -14,10 +14,10 @@ from tilewright.libraries.matching.constants import KernelConstants
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.kernels.attention.blocks import resident_attention
-from tilewright.passes.kernels.attention.choice import attention_points, may_become_attention
+from tilewright.passes.kernels.attention.choice import AttentionPoint, attention_points, may_become_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
-from tilewright.passes.kernels.attention.work import bound_attention, estimate_attention
+from tilewright.passes.kernels.attention.work import estimate_attention
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.chain_kernels import choose_joined
@@ -71,8 +71,13 @@ def test_bert_is_faster_in_registers_than_stage_by_stage():
     assert 10e-6 < estimate_of(chosen) < 30e-6
 
 
+def by_fragments(kernel: Func) -> list[AttentionPoint]:
+    """The points whose warps multiply fragments of their own, those of the smallest estimate first."""
+    return [p for p in attention_points(kernel, H100) if not p.plan.by_roles]
+
+
 def test_few_heads_get_small_blocks():
-    few, many = (attention_points(sized(heads, 128, 64), H100)[0] for heads in (12, 768))
+    few, many = (by_fragments(sized(heads, 128, 64))[0] for heads in (12, 768))
     assert few.work.blocks >= 24
     assert few.plan.row_tiles <= many.plan.row_tiles
 
@@ -81,7 +86,9 @@ def test_bounds_and_resources():
     """No estimate is below its bound; every point fits, and registers of those with more rows are more."""
     for kernel in (sized(12, 128, 64), sized(4, 197, 64), sized(2, 1000, 128), sized(768, 1024, 64)):
         for p in attention_points(kernel, H100):
-            assert bound_attention(p.work, H100).seconds <= p.estimate_s == estimate_attention(p.work, H100)
+            assert p.bound(H100).seconds <= p.estimate_s
+        for p in by_fragments(kernel):
+            assert p.estimate_s == estimate_attention(p.work, H100)
             assert resident_attention(p.work, H100) > 0
             assert p.work.shared_bytes <= H100.smem_per_block_max_bytes
             if p.plan.resident > 1:
@@ -120,7 +127,7 @@ def test_sequences_whose_rows_fit_no_shared_memory():
     # The mask is a constant that is a choice by position: no tile beyond the queries is computed.
     assert len(kernel.params) == 1
     assert reach(view) == 0
-    causal = [p.work.seen for p in attention_points(kernel, H100)]
+    causal = [p.work.seen for p in by_fragments(kernel)]
     assert 0.5 < min(causal) < max(causal) < 0.6
     assert all(call.problem.causal for call in attentions_in(kernel))
 
