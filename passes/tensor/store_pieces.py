@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from math import inf
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -32,7 +34,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import decision_of
-from tilewright.passes.kernels.matrix.view import matrix_view
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.rewriting.values import copied_ops, needed
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
@@ -64,8 +66,8 @@ def store_pieces(module: Module, ctx: PassContext, *, when: Literal["auto", "alw
     network = _Network(module, ctx)
     for op in module.main.body.ops:
         ref = op.get("callee")
-        if isinstance(ref, Ref) and (product := network.product(op, ref.name)) is not None:
-            network.store(op, product, always=when == "always")
+        if isinstance(ref, Ref) and (products := network.products(op, ref.name)):
+            network.store(op, products, always=when == "always")
     return network.finished()
 
 
@@ -126,37 +128,61 @@ class _Network:
                 self.calls[ref.name] += 1
 
     # -- what may be stored -----------------------------------------------------------------------------
-    def product(self, call: Op, name: str) -> _Product | None:
-        """The one product of a kernel, if its factors are split and may be stored."""
+    def products(self, call: Op, name: str) -> list[_Product]:
+        """The one product of a kernel, if its factors are split and may be stored, by how they are.
+
+        First with the reduced channel last in both, then with what is no constant in the order it has.
+        """
         kernel = self.kernels[name]
         products = [op for op in kernel.body.ops if op.name == "tensor.contract"]
         if self.calls[name] != 1 or len(products) != 1:
-            return None
+            return []
         view = matrix_view(kernel, products[0])
         if view is None or not view.splits or products[0].operands[0] is products[0].operands[1]:
-            return None
+            return []
         found = [_factor(kernel, products[0], operand, view.channel) for operand in (0, 1)]
         first, second = found
-        return None if first is None or second is None else _Product(kernel, products[0], (first, second))
+        if first is None or second is None:
+            return []
+        lasting = [self._as_it_lies(call, factor, products[0], view) for factor in (first, second)]
+        both = [_Product(kernel, products[0], (first, second))]
+        if lasting != [first, second]:
+            both.append(_Product(kernel, products[0], (lasting[0], lasting[1])))
+        return both
+
+    def _as_it_lies(self, call: Op, factor: _Factor, product: Op, view: MatrixView) -> _Factor:
+        """The factor in the order it has, where tiles can have rows of that and it is no constant."""
+        last = reads(product)[factor.operand][-1]
+        rows = {view.channel, *view.outer(factor.operand)}
+        if not isinstance(last, Sym) or last.name not in rows or self._constant(call, factor) is not None:
+            return factor
+        return replace(factor, order=tuple(range(len(factor.order))))
 
     # -- what it costs ----------------------------------------------------------------------------------
-    def store(self, call: Op, product: _Product, *, always: bool) -> None:
-        """Store the factors of a product in pieces, where that takes less time."""
-        kernel, reader = product.kernel, _reader(product)
-        try:
-            sources = [self._source(call, product, factor) for factor in product.factors]
-            if not always:
-                after = self._seconds(reader) + sum(s.seconds for s in sources)
-                if after >= GAIN * self._seconds(kernel, self._constants_of(call)):
-                    return
-        except (InputError, UnsupportedError):
-            return
+    def store(self, call: Op, products: list[_Product], *, always: bool) -> None:
+        """Store the factors of a product in pieces, in the order of least time, where this is less."""
+        product, kernel = products[0], products[0].kernel
+        if not always:
+            # of equals the order that arrays have: other products may read it, too
+            seconds, product = min(((self._stored_s(call, p), p) for p in products[::-1]), key=itemgetter(0))
+            if seconds >= GAIN * self._seconds(kernel, self._constants_of(call)):
+                return
+        reader = _reader(product)
+        sources = [self._source(call, product, factor) for factor in product.factors]
         values = [v for source, factor in zip(sources, product.factors, strict=True)
                   for v in self._stored(call, source, factor)]  # fmt: skip
         kept = [i for i, p in enumerate(kernel.params) if p in reader.params]
         self.kernels[kernel.name] = reader
         operands = (*(self.ops[call].operands[i] for i in kept), *values)
         self.ops[call] = self.ops[call].with_operands(operands)
+
+    def _stored_s(self, call: Op, product: _Product) -> float:
+        """Seconds of a product that reads stored pieces, and of storing them; infinite where none can be."""
+        try:
+            sources = [self._source(call, product, factor) for factor in product.factors]
+            return self._seconds(_reader(product)) + sum(s.seconds for s in sources)
+        except (InputError, UnsupportedError):
+            return inf
 
     def _source(self, call: Op, product: _Product, factor: _Factor) -> _Source:
         """Where the pieces of a factor come from."""

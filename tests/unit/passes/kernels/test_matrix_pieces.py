@@ -29,6 +29,7 @@ from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import MatrixProblem, takes_roles
 from tilewright.passes.kernels.matrix.view import LEAST_STORED_SUM
 from tilewright.passes.tensor import store_pieces
+from tilewright.passes.tensor.store_pieces import _factor, _Product, _reader
 
 H100 = load_hardware("H100")
 
@@ -133,6 +134,43 @@ def test_windows_with_edges_and_an_epilogue():
     assert "thread.copy_window" in [op.name for op in walk(func.body)]
     (got,) = run(func, "emulator", [bias, res, *split_of(x, w)]).values()
     assert np.abs(got - convolved(x, w, bias, res, 3, 1, "NHWC")).max() < 4e-5
+
+
+TURNED = """module @m {
+  tensor.func @t(%a: f32[1024, 2048], %b: f32[1024, 2048]) -> f32[2048, 2048] {
+    %r = tensor.contract(%a, %b, par = (m: 2048, n: 2048), red = (c: 1024), reads = [[c, m], [c, n]],
+                         factors = "split") : f32[2048, 2048] {
+      ^(%s: f32, %t: f32, %u: f32)
+      %v = scalar.fma(%s, %t, %u) : f32
+      scalar.yield(%v)
+    }
+    tensor.return(%r)
+  }
+  tensor.func @main(%a: f32[1024, 2048], %b: f32[1024, 2048]) -> f32[2048, 2048] {
+    %r = tensor.call(%a, %b, callee = @t) : f32[2048, 2048]
+    tensor.return(%r)
+  }
+}"""
+
+
+@pytest.mark.emulator
+def test_pieces_are_stored_in_the_order_of_the_array_and_multiplied_turned():
+    """As gradients have them: both factors in columns of what is summed."""
+    module = run_pipeline(parse(TURNED), Pipeline.parse("store-pieces"), CTX)
+    kernel = next(f for f in module.funcs if f.name == "t")
+    assert [p.tensor.shape for p in kernel.params] == [(1024, 2048)] * 6
+    text = TURNED.replace("2048, 2048", "72, 40").replace("m: 2048, n: 2048", "m: 72, n: 40")
+    text = text.replace("a: f32[1024, 2048]", "a: f32[520, 72]").replace(
+        "b: f32[1024, 2048]", "b: f32[520, 40]"
+    )
+    (small, _) = parse(text.replace("c: 1024", "c: 520")).funcs
+    view = view_of(small)
+    lasting = [replace(_factor(small, view.op, i, view.channel), order=(0, 1)) for i in (0, 1)]
+    turned = _reader(_Product(small, view.op, (lasting[0], lasting[1])))
+    func = by_roles(turned, 64, 64, 32, 4, 1, 2, blocks=1)
+    a, b = factors("normal", 72, 520, 40)
+    (got,) = run(func, "emulator", split_of(np.ascontiguousarray(a.T), b)).values()
+    assert_no_worse(got, a, b, "normal")
 
 
 @pytest.mark.parametrize("kind", KINDS)
