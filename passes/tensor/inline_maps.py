@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilewright.ir import Func, Level, Module, Op, Value
@@ -12,6 +12,7 @@ from tilewright.ir.nodes import Attr
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.backward_pass import forward_ops
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import copied_ops, with_indices
@@ -22,6 +23,8 @@ MAX_COST = 8
 SMALL_BYTES = 1 << 16
 #: element types of quantised numbers
 BYTES = ("i8", "u8")
+#: ops whose bodies may hold those of maps that they read
+_WITH_MAPS = frozenset({"tensor.map", "tensor.reduce"})
 
 
 @register_pass(Level.TENSOR)
@@ -42,14 +45,88 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
     rewrite:  %p = tensor.map(%dy, %x) {mul}; %s = tensor.reduce(%p) {add}
         -->   %s = tensor.reduce(%dy, %x) {fma}
 
+    A map of one value that the backward pass reads anyway is computed there and not stored beside the value,
+    where that moves no more bytes: where a relu let its operand pass.
+
+    rewrite:  %hit = tensor.map(%y) {y > 0}; %dx = tensor.map(%hit, %dy) {select}; %dw = tensor.contract(%dy, %y)
+        -->   %dx = tensor.map(%y, %dy) {select(y > 0, dy, 0)}; %dw = tensor.contract(%dy, %y)
+
     Scatters each get a copy of a map that makes what they update (zeros) of little data: it becomes a part of
     their kernels.
     """
     main = module.main
     if main.level is not Level.TENSOR:
         return module
-    new = _summed(_inlined(main)) if main.updates else _inlined(main, of_bytes=True)
+    new = _summed(_inlined(_reread(main))) if main.updates else _inlined(main, of_bytes=True)
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
+
+
+def _reread(main: Func) -> Func:
+    """Backward maps and sums with the bodies of maps of one value each that they can read as fast."""
+    forward = forward_ops(main)
+    kept = _kept(main, forward)
+    read_by: dict[Value, list[Op]] = defaultdict(list)
+    for op in main.body.ops:
+        for v in dict.fromkeys(op.operands):
+            read_by[v].append(op)
+    again: dict[Value, Op] = {}
+    ops: list[Op] = []
+    for op in main.body.ops:
+        new = op
+        if op.name in _WITH_MAPS and op not in forward:
+            new = _with_bodies(op, again)
+        if op.name == "tensor.map" and len(op.results) == 1 and not is_copy(op):
+            later = [x for x in read_by[op.result] if x not in forward]
+            if _is_reread(new, kept, later, stored=len(later) < len(read_by[op.result])):
+                again[op.result] = new
+        ops.append(new)
+    return _live(main, ops)
+
+
+def _kept(main: Func, forward: Collection[Op]) -> set[Value]:
+    """What of the forward pass is in memory when the backward pass runs.
+
+    The backward pass reads it in products, or together with what they lead to. All else that it reads of the
+    forward pass may be read by forward kernels, which store what the backward pass makes of it.
+    """
+    late: set[Value] = set()
+    made = {*main.params, *(r for op in forward for r in op.results)}
+    kept: set[Value] = set()
+    for op in main.body.ops[:-1]:
+        if op in forward:
+            continue
+        if (op.name not in _WITH_MAPS and op.operands) or any(v in late for v in op.operands):
+            late.update(op.results)
+            kept.update(v for v in op.operands if v in made)
+    return kept
+
+
+def _is_reread(op: Op, kept: Collection[Value], later: Sequence[Op], *, stored: bool) -> bool:
+    """Whether backward ops compute a map of one large value with no more traffic than storing it takes.
+
+    later: those ops. stored: whether the forward pass reads the result, too, so that it may be stored
+    anyway.
+    """
+    made = op.result.tensor.nbytes
+    if made <= SMALL_BYTES or recompute_cost(op) > MAX_COST or any(fill is not None for fill in fills(op)):
+        return False
+    wide = {v for v in op.operands if v.tensor.nbytes > SMALL_BYTES}
+    if len(wide) != 1 or not wide <= kept:
+        return False
+    (value,) = wide
+    if value.tensor.size != op.result.tensor.size or not later:
+        return False
+    indexed = op.body is not None and any(o.name == "scalar.index" for o in op.body.ops)
+    for x in later:
+        takes = x.name == "tensor.map" or (x.name == "tensor.reduce" and not indexed)
+        if (
+            not takes
+            or is_copy(x)
+            or any(v is op.result and fill is not None for v, fill in zip(x.operands, fills(x), strict=True))
+        ):
+            return False
+    more = sum(value not in x.operands for x in later)
+    return more * value.tensor.nbytes <= (len(later) + (not stored)) * made
 
 
 def _inlined(main: Func, *, of_bytes: bool = False) -> Func:
