@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements, Precision
 from tilewright.ir.nodes import Func, Level, Op, Value
 from tilewright.ir.opdef import facts_of, op_def
 from tilewright.ir.types import TensorType
+from tilewright.passes.analysis.backward_pass import forward_ops
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 
@@ -27,6 +30,9 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
     that sums behind norms are narrow; sums before norms, which may grow from layer to layer, are not.
     Parameters and results of the function keep their types. In a function with state, a product of the type
     of some state that is only read as float32 by explicit casts, as gradients of weights are, gives its sum.
+    Its forward pass takes state as constants are taken, so that a bias follows the product that it is added
+    to; its backward pass reads what is stored of the forward pass, which is narrow, and never asks for the
+    number before it was rounded.
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
@@ -38,14 +44,22 @@ class _Narrower:
         self.dtype = dtype
         self.b = Builder()
         self.home: dict[Value, Value] = {}  # a value of the old function -> where its result is kept
-        self.versions: dict[tuple[Value, str], Value] = {}  # kept value, dtype -> the same numbers so typed
+        #: kept value, dtype, whether from the kept value at any rate -> the same numbers so typed
+        self.versions: dict[tuple[Value, str, bool], Value] = {}
         self.constants: set[Value] = set()
+        self.state: set[Value] = set()
+        self.forward: Collection[Op] = frozenset()  # none in functions without a backward pass
+        self.in_backward = False  # whether the op at hand is of the backward pass
+        self.rounded: set[Value] = set()  # narrow values of the forward pass whose float32 is known
         self.wide: set[Op] = set()  # products that give float32
 
     def func(self, func: Func) -> Func:
         self.wide = _sums(func) if func.updates else set()
+        self.forward = forward_ops(func)
+        self.state = {func.params[p] for p, _ in func.updates}
         self.home.update({p: p for p in func.params})
         for op in func.body.ops:
+            self.in_backward = bool(self.forward) and op not in self.forward
             with self.b.at(op.loc):
                 self.op(op)
         return func.with_body(self.b.block(func.params)) if self.versions else func
@@ -72,7 +86,9 @@ class _Narrower:
         wide = self.home[v]
         if wide.tensor.dtype == "f32":
             self.home[v] = self.typed(v, self.dtype)
-            self.versions[self.home[v], "f32"] = wide
+            self.versions[self.home[v], "f32", False] = wide
+            if not self.in_backward:
+                self.rounded.add(self.home[v])
 
     def wanted(self, op: Op, v: Value) -> str:
         """The dtype in which `op` reads operand `v`."""
@@ -88,6 +104,8 @@ class _Narrower:
         floats = [self.home[x] for x in op.operands]
         floats = [x for x in floats if x.tensor.dtype in ("f32", self.dtype)]
         moving = [x for x in floats if x not in self.constants]
+        if op in self.forward and precision is Precision.FOLLOWS:
+            moving = [x for x in moving if x not in self.state]
         if not moving and "communicate" in op_def(op.name).effects:
             return self.dtype  # a rank without rows gives a constant of none to those that have narrow ones
         if not moving and self.looks_up(op):
@@ -104,7 +122,7 @@ class _Narrower:
         stored = self.home[v]
         if not isinstance(stored.type, TensorType) or stored.tensor.dtype == dtype:
             return stored
-        key = (stored, dtype)
+        key = (stored, dtype, self.in_backward and stored in self.rounded)
         if key not in self.versions:
             self.versions[key] = self.b.value("graph.cast", stored, dtype=dtype)
             if stored in self.constants:

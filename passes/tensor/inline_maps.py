@@ -48,8 +48,8 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
     A map of one value that the backward pass reads anyway is computed there and not stored beside the value,
     where that moves no more bytes: where a relu let its operand pass.
 
-    rewrite:  %hit = tensor.map(%y) {y > 0}; %dx = tensor.map(%hit, %dy) {select}; %dw = tensor.contract(%dy, %y)
-        -->   %dx = tensor.map(%y, %dy) {select(y > 0, dy, 0)}; %dw = tensor.contract(%dy, %y)
+    rewrite:  %hit = tensor.map(%y) {y > 0}; %x = tensor.map(%hit, %d) {select}; %w = tensor.contract(%d, %y)
+        -->   %x = tensor.map(%y, %d) {select(y > 0, d, 0)}; %w = tensor.contract(%d, %y)
 
     Scatters each get a copy of a map that makes what they update (zeros) of little data: it becomes a part of
     their kernels.
@@ -101,7 +101,7 @@ def _kept(main: Func, forward: Collection[Op]) -> set[Value]:
     return kept
 
 
-def _is_reread(op: Op, kept: Collection[Value], later: Sequence[Op], *, stored: bool) -> bool:
+def _is_reread(op: Op, kept: set[Value], later: Sequence[Op], *, stored: bool) -> bool:
     """Whether backward ops compute a map of one large value with no more traffic than storing it takes.
 
     later: those ops. stored: whether the forward pass reads the result, too, so that it may be stored

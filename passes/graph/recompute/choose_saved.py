@@ -112,7 +112,8 @@ class _Choices:
         self.everything = self._of(whole)
         self._seen: dict[frozenset[Op], _Choice] = {frozenset(): self.everything}
         self.separate = self._of(func.with_attrs(**{RECOMPUTED: 0}))  # no kernel stores both passes' values
-        self.stored: frozenset[Op] = kernel_view(forward_alone(func, boundary), hardware, ctx).stored
+        forward = kernel_view(forward_alone(func, boundary), hardware, ctx)
+        self.stored, self.beside = forward.stored, forward.beside
         self.apart: frozenset[Op] = frozenset()
 
     def choice(self, again: frozenset[Op]) -> _Choice:
@@ -135,6 +136,7 @@ class _Choices:
             self.ctx,
             stored=self.stored,
             apart=self.apart,
+            beside=self.beside,
             kept=kept,
             factors=self.factors,
         )

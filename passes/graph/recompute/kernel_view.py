@@ -15,12 +15,14 @@ from tilewright.passes.rewriting.dead_ops import live_ops
 
 @dataclass(frozen=True)
 class KernelView:
-    """stored: per op of the function whether a kernel stores its result. seconds: of all kernels in turn.
+    """stored: the ops of the function whose results kernels store. beside: the ops in kernels of products,
+    whose results are stored beside that of the product where they are. seconds: of all kernels in turn.
 
     peak_bytes: parameters, constants and the most that is alive beside them, in program order.
     """
 
     stored: frozenset[Op] = field(repr=False)
+    beside: frozenset[Op] = field(repr=False)
     seconds: float
     peak_bytes: int
 
@@ -36,9 +38,17 @@ def kernel_view(func: Func, hardware: Hardware, ctx: PassContext) -> KernelView:
     stored = {
         marks[op.loc] for op in _returning(kernels, calls) if op.loc in marks and _holds(op, marks[op.loc])
     }
+    beside = {
+        marks[op.loc]
+        for f in kernels.funcs
+        if any(op.name == "tensor.contract" for op in f.body.ops)
+        for op in f.body.ops
+        if op.loc in marks
+    }
     rate = bytes_per_s(hardware, sum(bytes_of(op.results) for op in calls))
     return KernelView(
         frozenset(stored),
+        frozenset(beside),
         sum(ctx.estimator.outlined_s(kernels[_callee(call)], hardware, rate) for call in calls),
         _fixed_bytes(func) + peak_bytes(kernels),
     )

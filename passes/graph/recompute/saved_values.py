@@ -43,8 +43,8 @@ def saved_values(
     boundary = Boundary.of(func)
     if not boundary.needed:
         return [], []
-    stored = kernel_view(forward_alone(func, boundary), hardware, ctx).stored
-    problem = saving_problem(func, boundary, hardware, ctx, stored=stored)
+    forward = kernel_view(forward_alone(func, boundary), hardware, ctx)
+    problem = saving_problem(func, boundary, hardware, ctx, stored=forward.stored, beside=forward.beside)
     saved = []
     for v in problem.saved(()):
         cost = problem.values[v]

@@ -39,13 +39,16 @@ def saving_problem(
     *,
     stored: Collection[Op],
     apart: Collection[Op] = (),
+    beside: Collection[Op] = (),
     kept: Collection[Value] = (),
     factors: str = "",
 ) -> SavingProblem[Value]:
     """The costs of saving each value and of computing each op again.
 
-    stored: ops whose results the forward pass stores for its own readers. apart: ops that were seen to become
-    kernels of their own when they are computed again. kept: values that are not to be computed again.
+    stored: ops whose results the forward pass stores for its own readers. apart: ops whose results were seen
+    to be stored when they are computed again. beside: ops whose results, where they are saved or stored when
+    they are computed again, lie beside that of a product of the same kernel. kept: values that are not to be
+    computed again.
     """
     rate = bytes_per_s(hardware, sum(v.tensor.nbytes for v in boundary.makes))
     read_by = readers(func)
@@ -59,12 +62,16 @@ def saving_problem(
             again_s = inf
         else:
             again_s = _again_s(op, op in apart, outside_s, rate, hardware, ctx, factors=factors)
+            if op in apart and op in beside:
+                again_s += second_results_s(op.results, hardware)
         ops.append(Recomputable(reads, op.results, again_s))
         for r in op.results:
             moved_s = r.tensor.nbytes / rate
             count = sum(o not in forward for o in read_by.get(r, ()))
             alias = facts_of(op.name).elements in _VIEWS
-            save_s = 0.0 if op in stored or alias else moved_s + second_results_s([r], hardware)
+            save_s = 0.0 if op in stored or alias else moved_s
+            if save_s and op in beside:
+                save_s += second_results_s([r], hardware)
             costs[r] = Saving(r.tensor.nbytes, save_s, moved_s, count * moved_s)
     return SavingProblem(tuple(ops), costs, boundary.needed)
 

@@ -388,9 +388,48 @@ class _Builder:
         for h in waiting:
             h.before |= kept | host.before
 
+    def _join_epilogues(self) -> None:
+        """Kernels of maps end the kernels that make, point by point, what they read: the latest that can."""
+        for g in self.result.groups:
+            if not g.ops or any(o.name != "tensor.map" for o in g.ops) or g.anchor in self.updating:
+                continue
+            makers = {h.number: h for o in g.ops for v in o.operands if (h := self.group_of(v)) is not None}
+            for number in sorted(makers.keys() - {g.number}, reverse=True):
+                if self._ends(g, makers[number]):
+                    self._append(g, makers[number])
+                    break
+
+    def _ends(self, g: KernelGroup, host: KernelGroup) -> bool:
+        """Return whether all of a kernel of maps may run at the end of another kernel."""
+        others = 0
+        for op in g.ops:
+            if host.rows or not self._fits(op, host):
+                return False
+            for v in op.operands:
+                h = self.group_of(v)
+                if h is not None and h is not host and h is not g:
+                    others |= h.before | (1 << h.number)
+        return not others >> host.number & 1
+
+    def _append(self, g: KernelGroup, host: KernelGroup) -> None:
+        """Run the ops of a group behind those of another, which it reads."""
+        bits = 1 << g.number | 1 << host.number
+        host.ops = host.ops + g.ops
+        for o in g.ops:
+            for r in o.results:
+                self.result.source[r] = host
+        host.before = (host.before | g.before) & ~bits
+        for other in self.result.groups:
+            if other.before & bits:
+                other.before = other.before & ~bits | 1 << host.number | host.before
+        g.ops = []
+
     def finish(self) -> Partition:
+        training = self.fuse and self.training
+        if training:
+            self._join_epilogues()
         self._join_small_updates()
-        if self.fuse and self.training:
+        if training:
             self._join_small_maps()
         self.result.groups = in_order([g for g in self.result.groups if g.ops], self.group_of)
         return self.result
