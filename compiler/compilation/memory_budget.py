@@ -47,7 +47,7 @@ def within_memory_budget(module: Module, lowered: Callable[[Module], L]) -> L:
             if asked == budget:
                 raise
             break
-        taken = device_bytes(_placed(out))
+        taken = device_bytes(one_stream_plan(out))
         if taken <= budget:
             return out
         least = min(least or taken, taken)
@@ -70,7 +70,7 @@ def _asked(module: Module, nbytes: int) -> Module:
     return module.with_funcs(tuple(main if f.name == main.name else f for f in module.funcs))
 
 
-def _placed(lowered: _Lowered) -> ExecutionPlan:
+def one_stream_plan(lowered: _Lowered) -> ExecutionPlan:
     """The plan with buffers in the arena as on one stream, without the code of its kernels."""
     plan = plan_module(lowered.thread, lowered.sources, {}, str(lowered.target), placed=False)
     one_stream = enumerate(plan.launches)

@@ -1,4 +1,4 @@
-"""What a training step costs by the model: each op with its backward pass, and what is saved."""
+"""What a training step costs by the model: seconds of each op, what is saved, and the bytes of the peak."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.lowering import Lowered
+from tilewright.compilation.memory_budget import one_stream_plan
 from tilewright.ir import Ref
 from tilewright.passes import PassContext
 from tilewright.passes.graph.recompute.kernel_view import kernel_view
 from tilewright.passes.graph.recompute.saved_values import saved_values
+from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 
 #: ops and saved values that the text names; all are in the facts
 SHOWN = 20
@@ -24,6 +26,7 @@ def training_costs(lowered: Lowered) -> dict[str, Any]:
     ops: a row per op of the network by falling backward seconds, with its forward and backward kernels; a
     kernel counts under the op that shapes it. A kernel of the backward pass is told by the prime of its
     location. loss, optimizer: the same sums of what the step adds. saved, recomputed: see `saved_values`.
+    memory: see `step_memory`.
     """
     records = {r.name: r for r in lowered.records}
     rows: dict[str, dict[str, Any]] = defaultdict(_row)
@@ -54,6 +57,7 @@ def training_costs(lowered: Lowered) -> dict[str, Any]:
         ],
         "recomputed": [{"op": r.op.loc or r.op.name, "seconds": r.seconds} for r in recomputed],
         "peak_bytes": kernel_view(graph, lowered.target.hardware, context).peak_bytes,
+        "memory": step_memory(lowered),
     }
 
 
@@ -69,7 +73,9 @@ def _add(side: dict[str, Any], record: KernelRecord) -> None:
 
 
 def training_text(facts: dict[str, Any]) -> str:
-    """The facts as text: sums, the ops with the dearest backward pass, what is saved and computed again."""
+    """The facts as text: sums, the ops with the dearest backward pass, what is saved and computed again,
+    and where the bytes of the peak are.
+    """
     ops = facts["ops"]
     lines = [f"{'':44} {'forward us':>11} {'backward us':>12} {'bound us':>9} {'times bound':>12}"]
     for name, rows in (
@@ -95,6 +101,8 @@ def training_text(facts: dict[str, Any]) -> str:
         ),
         f"computed again: {len(recomputed)} ops, {1e6 * sum(r['seconds'] for r in recomputed):.1f} us",
         *(f"  {1e6 * r['seconds']:9.1f} us  {r['op']}" for r in recomputed[:SHOWN]),
+        "",
+        step_memory_text(facts["memory"]),
     ]
     return "\n".join(lines)
 
@@ -106,3 +114,87 @@ def _line(name: str, rows: list[dict[str, Any]]) -> str:
     )
     ratio = f"{backward / bound:11.1f}x" if bound else ""
     return f"{name[:44]:44} {1e6 * forward:11.1f} {1e6 * backward:12.1f} {1e6 * bound:9.1f} {ratio:>12}"
+
+
+def step_memory(lowered: Lowered) -> dict[str, Any]:
+    """Facts of a lowered step's plan on one stream, in bytes.
+
+    beside: by kind, what has memory of its own (state, inputs, constants). arena: what all else takes. at:
+    the kernel and the op during which the most is alive, and these bytes; the arena takes less where a
+    result lies over an operand, and more where arrays do not fit between others. alive: rows of arrays that
+    are alive then, by the pass and the kind of kernel that write them and by dtype, by falling bytes.
+    """
+    plan = one_stream_plan(lowered)
+    buffers = {b.name: b for b in plan.buffers}
+    beside: dict[str, int] = defaultdict(int)
+    for b in plan.buffers:
+        if b.kind not in ("arena", "alias"):
+            beside[b.kind] += b.nbytes
+    first, last = _lifetimes(plan, buffers)
+    sizes = [0] * (len(plan.launches) + 1)  # what becomes alive with a launch, less what is over before it
+    for name, i in first.items():
+        sizes[i] += buffers[name].nbytes
+        sizes[min(last[name], len(plan.launches) - 1) + 1] -= buffers[name].nbytes
+    alive_bytes, at, most = 0, 0, 0
+    for i, change in enumerate(sizes[:-1]):
+        alive_bytes += change
+        if alive_bytes > most:
+            at, most = i, alive_bytes
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for name, i in first.items():
+        if not i <= at <= last[name]:
+            continue
+        launch, dtype = plan.launches[i], buffers[name].dtype
+        side = "backward" if any(o.endswith("'") for o in launch.origin) else "forward"
+        key = (side, launch.kernel.rsplit("_", 1)[0], dtype)
+        row = rows.setdefault(key, {"pass": side, "kernels": key[1], "dtype": dtype, "bytes": 0, "arrays": 0})
+        row["bytes"] += buffers[name].nbytes
+        row["arrays"] += 1
+    where = plan.launches[at]
+    return {
+        "beside": dict(beside),
+        "arena": plan.arena_bytes,
+        "at": {"kernel": where.kernel, "op": next(iter(where.origin), ""), "launch": at, "bytes": most},
+        "alive": sorted(rows.values(), key=lambda r: -r["bytes"]),
+    }
+
+
+def _lifetimes(plan: ExecutionPlan, buffers: dict[str, Buffer]) -> tuple[dict[str, int], dict[str, int]]:
+    """Per buffer of the arena the first and the last launch that touch it or a part of it."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+
+    def holder(name: str) -> str:
+        while buffers[name].kind == "alias":
+            name = buffers[name].base
+        return name
+
+    for i, launch in enumerate(plan.launches):
+        for name in map(holder, launch.args):
+            if buffers[name].kind == "arena":
+                first.setdefault(name, i)
+                last[name] = i
+    last.update((name, len(plan.launches)) for name in map(holder, plan.outputs) if name in first)
+    return first, last
+
+
+def step_memory_text(facts: dict[str, Any]) -> str:
+    """The facts as text: sums, then the largest rows."""
+    beside, at = facts["beside"], facts["at"]
+    total = sum(beside.values()) + facts["arena"]
+    held = ", ".join(f"{kind} {_mib(n)}" for kind, n in beside.items())
+    return "\n".join(
+        [
+            f"memory of the plan: {_mib(total)} MiB = {held} and arena {_mib(facts['arena'])}",
+            f"most is alive in {at['kernel']} ({at['op']}): {_mib(at['bytes'])} MiB, written by",
+            *(
+                f"  {r['bytes'] / 2**20:9.2f} MiB {r['arrays']:5} x {r['dtype']:9} {r['pass']:8} "
+                f"{r['kernels']}"
+                for r in facts["alive"][:SHOWN]
+            ),
+        ]
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f}"

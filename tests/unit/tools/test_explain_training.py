@@ -34,8 +34,17 @@ def test_every_op_of_the_network_has_its_backward_kernels(facts):
     assert facts["peak_bytes"] > 1 << 20
 
 
+def test_the_arrays_of_the_peak_are_told_by_what_writes_them(facts):
+    memory = facts["memory"]
+    assert sum(r["bytes"] for r in memory["alive"]) == memory["at"]["bytes"] > 1 << 20
+    assert {"forward", "backward"} >= {r["pass"] for r in memory["alive"]}
+    assert memory["arena"] >= 0.9 * memory["at"]["bytes"]
+    assert memory["beside"]["state"] > 0
+
+
 def test_the_text_has_sums_and_what_is_saved(capsys):
     text = printed(capsys, *DIGITS)
+    assert "memory of the plan: " in text
     assert "all ops of the network" in text
     assert "saved for the backward pass: " in text
     assert "computed again: " in text
