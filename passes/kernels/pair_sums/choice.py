@@ -25,7 +25,7 @@ from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles
 from tilewright.passes.kernels.pair_sums.parameters import COPIERS, PairParameters, block_band
 from tilewright.passes.kernels.pair_sums.role_work import estimate_roles
-from tilewright.passes.kernels.pair_sums.roles import role_stages
+from tilewright.passes.kernels.pair_sums.roles import loads_of_blocks, role_stages
 from tilewright.passes.kernels.pair_sums.tiles import PairTiles, pair_tiles
 from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
 from tilewright.passes.kernels.pair_sums.weight_stages import weight_stages
@@ -42,6 +42,8 @@ MOST_ROW_TILES = 2
 ROLE_ROWS, ROLE_TILES, ROLE_STAGES = (64, 128, 192), (32, 48, 64, 80, 96, 128, 160, 192), (2, 3, 4)
 #: bytes that alignments of tiles leave free, and barriers
 ROLE_ALIGNMENT = 2048
+#: blocks of all batches are mixed, whose factors the L2 then shares less, where that gains so much
+CLEARLY = 0.85
 #: points worth a measurement
 MEASURED = 24
 
@@ -94,9 +96,17 @@ def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[Pai
                 rows, tile, rows // MMA_M, depth, resident=resident, engine="wgmma", ahead=ahead
             )
             stages = role_stages(plan, found[block_band(view, plan, maps.band)])
-            own = replace(maps, work=float(term_work(*(stages.whole or stages).weights)))  # of most tiles
+            work_of_pair = term_work(*(stages.whole or stages).weights)  # of most tiles
+            if view.others % tile:
+                work_of_pair += 2 * len(view.sums)  # what is not there gets weights of 0
+            own = replace(maps, work=float(work_of_pair))
             work = _role_work(view, plan, tiles, least, own, len(stages.early))
             points.append(PairPoint(plan, work, estimate_roles(work, hardware)))
+            if work.loads and work.batches > 1:
+                spread = replace(work, spread=True)
+                seconds = estimate_roles(spread, hardware)
+                if seconds < CLEARLY * points[-1].estimate_s:
+                    points.append(PairPoint(replace(plan, spread=True), spread, seconds))
     return points
 
 
@@ -136,6 +146,8 @@ def _role_work(
         limit=plan.registers,
         early=early,
         slots=plan.slots(view),
+        loads=loads_of_blocks(view, plan, block_band(view, plan, maps.band)),
+        spread=plan.spread,
     )
 
 

@@ -34,7 +34,8 @@ class PairParameters(AttrRecord):
     others in shared memory; held: whether factors of own rows stay in registers, else each tile reads them
     again from shared memory; resident: blocks per multiprocessor that registers leave room for. engine:
     `wgmma` has roles: `warps` in fours multiply 16 rows each, four more copy; ahead: the last products of a
-    tile end while those of the next one are multiplied.
+    tile end while those of the next one are multiplied; spread: blocks of all batches start in the order of
+    their tiles, those with most first, instead of batch by batch.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class PairParameters(AttrRecord):
     resident: int = 1
     engine: Literal["mma", "wgmma"] = "mma"
     ahead: bool = False
+    spread: bool = False
 
     @property
     def sets(self) -> int:
@@ -102,6 +104,8 @@ class PairParameters(AttrRecord):
             raise InputError("expected own rows in shared memory where warpgroups multiply")
         if self.ahead and (not self.by_roles or self.stages < 2):
             raise InputError("expected products ahead of roles with at least 2 stages")
+        if self.spread and not self.by_roles:
+            raise InputError("expected blocks that are spread to have roles")
         if self.tile % KEY_STEP:
             raise InputError(f"expected tiles in multiples of {KEY_STEP}, got {self.tile}")
         check_threads(self.threads)

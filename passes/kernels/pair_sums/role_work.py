@@ -7,6 +7,8 @@ of several warpgroups takes (tensor^p + issue^p)^(1/p), that of one alone their 
 
 from __future__ import annotations
 
+from heapq import heapreplace
+
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir.hardware_facts import EXPONENTIALS_PER_SM_PER_CLK, MMA_M, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M
@@ -14,6 +16,8 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.attention.blocks import products_per_clk, resident_attention
 from tilewright.passes.kernels.pair_sums.work import PairWork
 
+#: rounds of unequal blocks that are followed block by block
+MOST_BLOCKS = 16
 #: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
 _MORE_REGISTERS = 32
 # Fitted to 89 kernels of dq, and of dk and dv, timed on an H200 (2026-11-23).
@@ -46,21 +50,35 @@ def estimate_roles(work: PairWork, hardware: GpuHardware) -> float:
         return float("inf")
     if registers_needed(work) > (work.limit or hardware.max_registers_per_thread):
         return float("inf")
-    per_sm = -(-work.blocks // hardware.sm_count)
-    resident = min(fits, per_sm)
-    rounds, rest = divmod(per_sm, resident)
-    clk = rounds * _round_clk(resident, work.seen, work, hardware)
-    if rest:
-        clk += _round_clk(rest, work.seen, work, hardware)
-    # where positions take pairs away, blocks differ: the one with all of them starts first
-    busy_s = max(clk, _round_clk(1, 1.0, work, hardware)) / hardware.clock_hz
+    resident = min(fits, -(-work.blocks // hardware.sm_count))
+    ends, tile = _block_clk(resident, work, hardware)
+    if work.loads:
+        busy_s = _makespan(work, hardware.sm_count * resident, ends, tile) / hardware.clock_hz
+    else:
+        rounds, rest = divmod(-(-work.blocks // hardware.sm_count), resident)
+        clk = rounds * (ends + work.tiles * tile)
+        if rest:
+            ends, tile = _block_clk(rest, work, hardware)
+            clk += ends + work.tiles * tile
+        busy_s = clk / hardware.clock_hz
     dram_s = work.moved_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     fetched = work.own_bytes + work.seen * work.tiles * work.fetched_bytes
     return hardware.contract.launch_s + max(busy_s, dram_s, work.blocks * fetched / hardware.l2_bytes_per_s)
 
 
-def _round_clk(resident: int, seen: float, work: PairWork, hardware: GpuHardware) -> float:
-    """Cycles of `resident` blocks side by side on one multiprocessor, from start to end."""
+def _makespan(work: PairWork, places: int, ends: float, tile: float) -> float:
+    """Cycles until the last block ends, where each starts at the first place that is free."""
+    loads = [n for n in work.loads for _ in range(work.batches)] if work.spread else work.loads * work.batches
+    if len(loads) > MOST_BLOCKS * places:
+        return sum(ends + n * tile for n in loads) / places + ends + max(loads) * tile / 2.0
+    free = [0.0] * places
+    for n in loads:
+        heapreplace(free, free[0] + ends + n * tile)
+    return max(free)
+
+
+def _block_clk(resident: int, work: PairWork, hardware: GpuHardware) -> tuple[float, float]:
+    """Cycles of the ends of a block, and of a tile, with `resident` blocks side by side."""
     fit, groups = hardware.attention, resident * work.warps // WARPGROUP_WARPS
     tensor, issue = _tensor_clk(work, hardware) / _TENSOR_SHARE, _issue_clk(work) / _ISSUE_SHARE
     issue = max(issue, GROUP_M * work.tile * work.powers / EXPONENTIALS_PER_SM_PER_CLK)
@@ -73,7 +91,7 @@ def _round_clk(resident: int, seen: float, work: PairWork, hardware: GpuHardware
     first = (work.own_bytes + work.fetched_bytes) / hardware.contract.l2_bytes_per_sm_per_clk
     results = work.rows * sum(work.widths) / 4.0 / (WARP * work.warps) * fit.vector_instructions
     ends = fit.first_clk + first + fit.last_clk * len(work.widths) + results * groups
-    return hardware.contract.block_clk + seen * work.tiles * tile + ends * _EXPOSED ** (resident - 1)
+    return hardware.contract.block_clk + ends * _EXPOSED ** (resident - 1), tile
 
 
 def _tensor_clk(work: PairWork, hardware: GpuHardware) -> float:

@@ -71,6 +71,20 @@ def tiles_of_band(view: PairView, plan: PairParameters, limits: tuple[int, int] 
     return Walk(runs, per_run, first, limit - first, max(counts))
 
 
+def loads_of_blocks(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) -> tuple[int, ...]:
+    """Tiles of the blocks of a batch in the order in which they start; none where all have the same."""
+    walks = [tiles_of_band(view, plan, limits, at) for at in range(0, view.own, plan.rows)]
+    loads = [w.runs * _number((0, w.count)) for w in walks]
+    if limits is not None and from_last(limits):
+        loads.reverse()
+    return tuple(loads) if len(set(loads)) > 1 else ()
+
+
+def from_last(limits: tuple[int, int]) -> bool:
+    """True where the last rows have most pairs: they start first."""
+    return limits[1] - abs(limits[0]) < 0
+
+
 def _number(ends: tuple[Expr, Expr]) -> int:
     low, high = ends
     assert isinstance(low, int)
@@ -108,14 +122,16 @@ class _RolePairs:
         self.slots = plan.slots(view)
         self.depth = MMA_K_BYTES // itemsize(view.dtype)
         blocks, batch = -(-view.own // plan.rows), view.size(view.batch)
-        on_z = batch <= MAX_GRID_YZ
+        on_z = batch <= MAX_GRID_YZ and not plan.spread
         self.w = w = Writer(kernel, plan.threads, (blocks, 1, batch) if on_z else (blocks * batch, 1, 1))
         x: Expr = Sym("bid.x")
         number: Expr = Sym("bid.z") if on_z else x // blocks
         place = x if on_z else x % blocks
+        if plan.spread:
+            number, place = x % batch, x // batch
         limits = plan.band(view)
-        if limits is not None and limits[1] - abs(limits[0]) < 0:
-            place = blocks - 1 - place  # the last rows have most pairs: they start first
+        if limits is not None and from_last(limits):
+            place = blocks - 1 - place
         where = w.unravel(number, [view.sizes[d] for d in view.batch])
         self.batch: Mapping[str, Expr] = dict(zip(view.batch, where, strict=True))
         self.origin = w.simple(place * plan.rows)

@@ -40,7 +40,8 @@ class PairWork:
     parameters per pair; powers: exponentials per pair; ahead_bytes: of parameters that a thread reads ahead;
     seen: share of the tiles that is computed. copy_bytes: what one copy moves, 0 where threads load elements.
     engine, ahead: parameters; copiers: warps of the role that copies; limit: registers of a thread that
-    multiplies by roles; early: sums whose weights need one product alone; slots: of the ring.
+    multiplies by roles; early: sums whose weights need one product alone; slots: of the ring;
+    loads: tiles of the blocks of a batch in the order of their start, where they differ; spread: parameter.
     """
 
     batches: int
@@ -71,6 +72,8 @@ class PairWork:
     limit: int = 0
     early: int = 0
     slots: int = 1
+    loads: tuple[int, ...] = ()
+    spread: bool = False
 
     @property
     def by_roles(self) -> bool:

@@ -101,10 +101,10 @@ def test_tiles_and_bands_of_gradients(plan, window):
     assert max(errors(module, kernels)[2:]) < 2e-3
 
 
-def by_roles(kernels, rows, tile, stages, *, resident=1, ahead=False):
+def by_roles(kernels, rows, tile, stages, *, resident=1, ahead=False, spread=False):
     """The module with kernels of gradients whose roles copy and multiply."""
     plan = {"rows": rows, "tile": tile, "warps": rows // 16, "stages": stages, "held": False}
-    plan |= {"resident": resident, "ahead": ahead, "engine": "wgmma"}
+    plan |= {"resident": resident, "ahead": ahead, "spread": spread, "engine": "wgmma"}
     return kernels.with_funcs(
         tuple(with_parameters(f, **plan) if f in pair_kernels(kernels) else f for f in kernels.funcs)
     )
@@ -121,7 +121,7 @@ def pair_kernels(kernels):
         ({"queries": 75, "keys": 90, "causal": True, "window": 20}, (64, 16, 2), {"ahead": True}),
         # grouped keys: dk and dv sum over two runs of queries; weights that are dropped
         ({"queries": 64, "keys": 64, "heads": (2, 2), "shared": 1, "causal": True, "dropout": True,
-          "size": 32}, (64, 32, 3), {"resident": 2}),
+          "size": 32}, (64, 32, 3), {"resident": 2, "spread": True}),
         # two warpgroups, two panels per row, a bias, one slot
         ({"queries": 128, "keys": 64, "size": 128, "heads": (1,), "bias": True, "dtype": "bf16"},
          (128, 64, 1), {}),
@@ -153,6 +153,7 @@ def test_roles_read_nothing_that_is_not_there():
         ({"held": True}, "own rows in shared memory"),
         ({"ahead": True, "stages": 1}, "at least 2 stages"),
         ({"ahead": True, "engine": "mma"}, "at least 2 stages"),
+        ({"spread": True, "engine": "mma", "warps": 4}, "to have roles"),
     ],
 )
 def test_parameters_of_roles(plan, clause):
@@ -180,6 +181,18 @@ def test_the_model_takes_roles_for_long_sequences():
         points = pair_points(f, load_hardware("H200"))
         assert points[0].plan.engine == "wgmma"
         assert bound_pairs(points[0].work, load_hardware("H200")).seconds < points[0].estimate_s
+
+
+def test_unequal_blocks_start_with_those_of_most_tiles():
+    """Few blocks of grouped keys end together where all batches start their long ones first."""
+    how = {"heads": (4, 8, 4), "shared": 1, "queries": 1024, "keys": 1024, "size": 128, "causal": True}
+    by_queries, by_keys = (
+        pair_points(f, load_hardware("H200"))[0].plan
+        for f in pair_kernels(kernels_of(training_attention(**how)))
+    )
+    assert (by_queries.engine, by_keys.engine) == ("wgmma", "wgmma")
+    assert by_keys.spread
+    assert not by_queries.spread
 
 
 def test_tf32_gradients():
