@@ -59,7 +59,8 @@ def check_channels(func: Func) -> None:
     - Items: every item is acquired, published, received and released once, in order 0, 1, 2, ...: received by
       each consumer, or by one of them where the channel is divided.
     - Slots: a buffer of a channel is filled between acquire and publish, and read between receive and
-      release, in the slot of an item that the role holds; reads of multiplications end before it is released.
+      release, in the slot of an item that the role holds; reads of multiplications end before it is released,
+      and registers that are multiplied are not touched before.
     - Phases: who waits for an item has seen the one before it in its slot complete, for a barrier tells only
       phases that follow one another apart.
     - Liveness: no role waits for ever.
@@ -161,6 +162,8 @@ class _Walk:
         self.reading: dict[Value, list[int]] = {v: [] for v in channels}
         #: groups of multiplications in flight, the oldest first: what each reads as (channel, slot)
         self.multiplying: list[set[tuple[Value, int]]] = []
+        #: the sums of each of them, and factors in registers
+        self.registers: list[set[Value]] = []
         assert role.body is not None
         self.block(role.body)
         for v, items in (*self.filling.items(), *self.reading.items()):
@@ -229,7 +232,10 @@ class _Walk:
 
     def accesses(self, op: Op) -> None:
         if op.name == "thread.warpgroup_wait":
-            self.multiplying = self.multiplying[max(0, len(self.multiplying) - op.integer("pending")) :]
+            finished = max(0, len(self.multiplying) - op.integer("pending"))
+            self.multiplying, self.registers = self.multiplying[finished:], self.registers[finished:]
+            if op["done"]:
+                self.check_registers(op)
             return
         touched = [v for v in op.operands if v in self.owner]
         reads: set[tuple[Value, int]] = set()
@@ -249,9 +255,22 @@ class _Walk:
             reads.add((channel.value, slot))
         if op.name == "thread.warpgroup_mma":
             if op["opens"] or not self.multiplying:
-                self.multiplying.append(reads)
-            else:
-                self.multiplying[-1] |= reads
+                self.multiplying.append(set())
+                self.registers.append(set())
+            self.multiplying[-1] |= reads
+            self.registers[-1] |= {v for v in op.operands if v.tensor.space == "frag"}
+        elif self.registers:
+            self.check_registers(op)
+
+    def check_registers(self, op: Op) -> None:
+        """Sums and factors in registers are not touched while they are multiplied."""
+        for v in op.operands:
+            if any(v in held for held in self.registers):
+                raise self.fault(
+                    f"uses {v.hint or v.type} by {op.name} while it is multiplied: expected "
+                    "thread.warpgroup_wait before",
+                    op,
+                )
 
     def slot(self, op: Op, buffer: Value) -> int:
         """The first index of an access to a buffer of a channel."""

@@ -1,5 +1,7 @@
 """Attention of training steps on tensor cores: what is saved, what is dropped, what comes back; emulated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_training import (
@@ -17,10 +19,12 @@ from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError
+from tilewright.ir.nodes import walk
 from tilewright.passes.kernels.decision import decision_of, with_parameters
 from tilewright.passes.kernels.pair_sums.choice import pair_points
 from tilewright.passes.kernels.pair_sums.parameters import pair_parameters
 from tilewright.passes.kernels.pair_sums.work import bound_pairs
+from tilewright.passes.thread.channel_order import check_channels
 
 pytestmark = pytest.mark.emulator
 ALWAYS = {"chain_kernels": "chain-kernels{attention=always}"}
@@ -181,6 +185,22 @@ def test_the_model_takes_roles_for_long_sequences():
         points = pair_points(f, load_hardware("H200"))
         assert points[0].plan.engine == "wgmma"
         assert bound_pairs(points[0].work, load_hardware("H200")).seconds < points[0].estimate_s
+
+
+def test_registers_are_not_touched_while_they_are_multiplied():
+    """A wait for scores that leaves one group more in flight than it may is found."""
+    kernels = by_roles(kernels_of(training_attention(), **BACKWARD), 64, 16, 2)
+    func = thread_form(kernels, pair_kernels(kernels)[1])
+    waits = [o for o in walk(func.body) if o.name == "thread.warpgroup_wait"]
+    chosen = next(o for o in waits if o["pending"] == 1)
+
+    def longer(op):
+        if op is chosen:
+            return op.with_attrs(pending=2)
+        return replace(op, body=op.body.with_ops(tuple(map(longer, op.body.ops)))) if op.body else op
+
+    with pytest.raises(InputError, match="while it is multiplied"):
+        check_channels(func.with_body(func.body.with_ops(tuple(map(longer, func.body.ops)))))
 
 
 def test_unequal_blocks_start_with_those_of_most_tiles():
