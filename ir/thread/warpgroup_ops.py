@@ -101,6 +101,8 @@ define(
 
 def _infer_wait(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     buffer(types[0], "frag")
+    if attrs["pending"] < 0:
+        raise InputError(f"expected a number of groups that may be unfinished, got {attrs['pending']}")
     return []
 
 

@@ -79,7 +79,7 @@ class TorchLoss:
         torch, stored = self._torch, self._stored
         dtype = getattr(torch, stored or "bfloat16")
         with torch.autocast(self._device, dtype=dtype, enabled=stored is not None):
-            logits = (net or self.net)(*inputs)[0]
+            logits = (self.net if net is None else net)(*inputs)[0]
         return self._loss(logits.to(self.dtype), target)
 
 

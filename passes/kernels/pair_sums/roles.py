@@ -262,8 +262,9 @@ class _RolePairs:
                 self._sum(i, slot)
         else:
             known[view.products[stages.first].leaf] = self.pairs[stages.first]
-        for n, i in enumerate(rest or [stages.first]):
-            self._wait(self.pairs[i], len(stages.early) if n == len(rest) - 1 else len(rest) - 1 - n)
+        awaited = rest or [stages.first]
+        for left, i in zip(reversed(range(len(awaited))), awaited, strict=True):
+            self._wait(self.pairs[i], left or len(stages.early))
             if rest:
                 known[view.products[i].leaf] = self.pairs[i]
         if stages.part is None:

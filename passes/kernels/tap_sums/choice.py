@@ -27,7 +27,7 @@ _WIDTHS = (8, 4, 2, 1)
 #: pixels of a strip at most; longer ones need too many registers
 _MOST_OUTPUTS = 8
 #: registers of a thread beside sums and what it reads, and those it may have
-_OTHER_REGISTERS, _MOST_REGISTERS = 40, 200
+_OTHER_REGISTERS, _REGISTERS_AT_MOST = 40, 200
 #: bytes of shared memory in which a block may merge its sums
 _MERGED_BYTES = 48 << 10
 _SUM_BYTES = 4
@@ -100,7 +100,7 @@ def _choose(
         if sizes.channels % vec == 0
         and (lanes // 2) * groups * sizes.taps * vec * _SUM_BYTES <= _MERGED_BYTES
         for n in outputs
-        if _registers(sizes, vec, n) <= _MOST_REGISTERS
+        if _registers(sizes, vec, n) <= _REGISTERS_AT_MOST
     ]
     if not space:
         return None

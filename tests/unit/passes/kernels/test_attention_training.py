@@ -137,6 +137,18 @@ def test_gradients_by_roles(how, plan, more):
     assert max(errors(module, kernels)[2:]) < (8e-3 if how.get("dtype") == "bf16" else 2e-3)
 
 
+def test_the_gradient_of_values_alone_by_roles():
+    module = training_attention(queries=64, keys=64, causal=True)
+    (*ops, returned) = module.main.body.ops
+    values = returned.with_operands(returned.operands[-1:])
+    body = module.main.body.with_ops((*ops, values))
+    module = module.with_funcs((replace(module.main, body=body, result_types=module.main.result_types[-1:]),))
+    kernels = by_roles(kernels_of(module, **BACKWARD), 64, 32, 2)
+    (kernel,) = pair_kernels(kernels)
+    assert len(kernel.body.ops[-1].operands) == 1
+    assert max(errors(module, kernels)) < 2e-3
+
+
 def test_roles_read_nothing_that_is_not_there():
     """Keys beyond the last one have scores of 0, beside which those of a hidden query are -1e4."""
     module = training_attention(heads=(1,), queries=16, keys=20, bias=True)
