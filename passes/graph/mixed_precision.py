@@ -105,7 +105,7 @@ class _Narrower:
         floats = [x for x in floats if x.tensor.dtype in ("f32", self.dtype)]
         moving = [x for x in floats if x not in self.constants]
         if op in self.forward and precision is Precision.FOLLOWS:
-            moving = [x for x in moving if x not in self.state]
+            moving = [x for x in moving if x not in self.state] or moving  # no step rounds a whole table
         if not moving and "communicate" in op_def(op.name).effects:
             return self.dtype  # a rank without rows gives a constant of none to those that have narrow ones
         if not moving and self.looks_up(op):
