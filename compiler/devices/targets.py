@@ -22,7 +22,17 @@ from tilewright.ir import InputError, WorkError
 from tilewright.ir.errors import expect
 from tilewright.runtime.errors import DeviceError, DeviceMissingError
 
-NAMES = ("auto", "cuda", "cuda:sm_XY", "opencl", "opencl:NAME", "emulator", "reference", "null")
+NAMES = (
+    "auto",
+    "cuda",
+    "cuda:sm_XY",
+    "cuda:sm_XY:DEVICE",
+    "opencl",
+    "opencl:NAME",
+    "emulator",
+    "reference",
+    "null",
+)
 DEFAULT_ARCH = "sm_90a"
 FLOAT_BITS = 32
 #: of OpenCL code for a device that is not there
@@ -57,8 +67,9 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     names an architecture has the record as it comes with Tilewright, and so has every one without
     `with_calibration`, whatever state its file is in. `opencl:NAME` picks the device whose
     implementation (`intel`, `pocl`) or name NAME means. A GPU or an architecture without a record has that of
-    the nearest architecture, with a RuntimeWarning. Raises InputError for anything else, and WorkError where
-    no OpenCL device has the name.
+    the nearest architecture, with a RuntimeWarning. `cuda:sm_90a:h200` is compiled for a device with a record
+    that need not be present. Raises InputError for anything else, and WorkError where no OpenCL device has
+    the name.
     """
     kind, _, arch = expect(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
@@ -67,10 +78,13 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
             return resolve_target("opencl", with_calibration=with_calibration)
         return _present_gpu(present, with_calibration)
     if kind in ("cuda", "emulator", "null"):
-        if arch and not re.fullmatch(r"sm_\d{2,3}a?", arch):
+        arch, named, device = arch.partition(":")
+        if (arch or named) and not re.fullmatch(r"sm_\d{2,3}a?", arch):
             raise InputError(
                 f"expected an architecture such as sm_80 or sm_90a, got '{arch}'", where=f"target {text}"
             )
+        if named:
+            return Target(kind, arch, _named_record(arch, device))
         gpu = None if arch or kind != "cuda" else _gpu()
         if gpu:
             return _present_gpu(gpu, with_calibration)
@@ -162,6 +176,14 @@ def _opencl_record(name: str, with_calibration: bool) -> Hardware:
     if not with_calibration or not has_calibrations("opencl"):
         return record
     return as_calibrated(record, "opencl", full_name(device), version_of(device))
+
+
+def _named_record(arch: str, device: str) -> Hardware:
+    """The record of a GPU by its name; raises InputError naming the known devices."""
+    record = load_hardware(device.replace("-", " "))
+    if not isinstance(record, GpuHardware):
+        raise InputError(f"expected a GPU, got {record.name}", where=f"target cuda:{arch}:{device}")
+    return compiled_for(record, arch)
 
 
 def _gpu_record(arch: str, device: str, multiprocessors: int | None = None) -> Hardware:

@@ -84,8 +84,8 @@ def add_network_arguments(
     p.add_argument(
         "--target",
         default="auto",
-        help="auto, cuda, cuda:sm_90a, opencl, emulator, reference (default: auto, or what a saved "
-        "executable was compiled for)",
+        help="auto, cuda, cuda:sm_90a, cuda:sm_90a:h200, opencl, emulator, reference (default: auto, or what "
+        "a saved executable was compiled for)",
     )
 
 

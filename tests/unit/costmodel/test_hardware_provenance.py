@@ -216,3 +216,28 @@ def test_a_saved_file_of_an_older_version_says_nothing_of_it():
 def test_the_devices_of_constants_make_no_record_another():
     record = load_hardware("A100")
     assert replace(record, devices=(), stands_for="the X") == record
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("h200", "H200"), ("h100-nvl", "H100 NVL"), ("NVIDIA H200", "H200")]
+)
+def test_a_target_names_a_device_that_is_not_there(device, name):
+    target = resolve_target(f"cuda:sm_90a:{device}")
+    assert (str(target), target.hardware.name) == ("cuda:sm_90a", name)
+    exe = compile_module(parse(RELU), f"cuda:sm_90a:{device}", progress=False)
+    assert (exe.target, exe.report()["hardware"]) == ("cuda:sm_90a", name)
+
+
+@pytest.mark.parametrize(
+    ("target", "clause"),
+    [
+        ("cuda:sm_90a:h300", "expected a known device or target, got 'h300'"),
+        ("cuda:sm_90a:", "expected a known device or target, got ''"),
+        ("cuda:sm_90a:opencl", "expected a GPU, got"),
+        ("cuda:h200", "expected an architecture such as sm_80 or sm_90a, got 'h200'"),
+        ("cuda::h200", "expected an architecture such as sm_80 or sm_90a, got ''"),
+    ],
+)
+def test_devices_that_are_not_known(target, clause):
+    with pytest.raises(InputError, match=re.escape(clause)):
+        resolve_target(target)
