@@ -162,6 +162,19 @@ class AttentionCoefficients:
     #: between the last step of one and the first of the next
     role_step_clk: float
     role_turn_clk: float
+    #: gradients by roles (`passes.kernels.pair_sums.role_work`): instructions of a warp per tile beside
+    #: weights; share of the peak of the tensor cores that a loop with waits keeps, and the power by whose
+    #: mean that adds up with instructions; how often bytes of shared memory count that products read
+    pair_tile_instructions: float
+    pair_tensor_share: float
+    pair_overlap_power: float
+    pair_port_factor: float
+    #: cycles of a tile in which a warpgroup waits for a product, and the same with products ahead; from the
+    #: request of a tile to its arrival; share of a block's start and end that others beside it do not fill
+    pair_wait_clk: float
+    pair_wait_ahead_clk: float
+    pair_copy_clk: float
+    pair_exposed_share: float
 
 
 @dataclass(frozen=True)

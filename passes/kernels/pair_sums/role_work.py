@@ -20,19 +20,6 @@ from tilewright.passes.kernels.pair_sums.work import PairWork
 MOST_BLOCKS = 16
 #: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
 _MORE_REGISTERS = 32
-# Fitted to 89 kernels of dq, and of dk and dv, timed on an H200 (2026-11-23).
-#: instructions of a warp per tile beside weights: waits, descriptors, masks of blocks
-_TILE_INSTRUCTIONS = 40.0
-#: share of the peak of the tensor cores, and of issue slots, that a loop with waits keeps; how they add up
-_TENSOR_SHARE, _ISSUE_SHARE, _TOGETHER = 0.64, 1.0, 1.37
-#: bytes of shared memory that products read count so often beside copies
-_PORT = 1.75
-#: cycles of a tile in which a warpgroup waits for a product to start and to end, with products ahead or not
-_WAIT_CLK = {True: 490.0, False: 20.0}
-#: cycles from the request of a tile to its arrival from the L2
-_COPY_CLK = 1400.0
-#: share of the start and the end of a block that others beside it do not fill
-_EXPOSED = 0.86
 
 
 def registers_needed(work: PairWork) -> int:
@@ -80,18 +67,20 @@ def _makespan(work: PairWork, places: int, ends: float, tile: float) -> float:
 def _block_clk(resident: int, work: PairWork, hardware: GpuHardware) -> tuple[float, float]:
     """Cycles of the ends of a block, and of a tile, with `resident` blocks side by side."""
     fit, groups = hardware.attention, resident * work.warps // WARPGROUP_WARPS
-    tensor, issue = _tensor_clk(work, hardware) / _TENSOR_SHARE, _issue_clk(work) / _ISSUE_SHARE
+    tensor, issue = _tensor_clk(work, hardware) / fit.pair_tensor_share, _issue_clk(work, hardware)
     issue = max(issue, GROUP_M * work.tile * work.powers / EXPONENTIALS_PER_SM_PER_CLK)
-    port = _port_bytes(work) / hardware.smem_bytes_per_sm_per_clk * _PORT
-    one = (max(tensor, port) ** _TOGETHER + issue**_TOGETHER) ** (1.0 / _TOGETHER)
+    port = _port_bytes(work) / hardware.smem_bytes_per_sm_per_clk * fit.pair_port_factor
+    power = fit.pair_overlap_power
+    one = (max(tensor, port) ** power + issue**power) ** (1.0 / power)
     fetch = resident * work.fetched_bytes / hardware.contract.l2_bytes_per_sm_per_clk
-    tile = max(groups * one, fetch, tensor + issue + _WAIT_CLK[work.ahead])
+    wait = fit.pair_wait_ahead_clk if work.ahead else fit.pair_wait_clk
+    tile = max(groups * one, fetch, tensor + issue + wait)
     # a slot is filled, read for one tile or, where products run ahead, two, and filled again
-    tile = max(tile, (_COPY_CLK + (2.0 if work.ahead else 1.0) * tile) / work.slots)
+    tile = max(tile, (fit.pair_copy_clk + (2.0 if work.ahead else 1.0) * tile) / work.slots)
     first = (work.own_bytes + work.fetched_bytes) / hardware.contract.l2_bytes_per_sm_per_clk
     results = work.rows * sum(work.widths) / 4.0 / (WARP * work.warps) * fit.vector_instructions
     ends = fit.first_clk + first + fit.last_clk * len(work.widths) + results * groups
-    return hardware.contract.block_clk + ends * _EXPOSED ** (resident - 1), tile
+    return hardware.contract.block_clk + ends * fit.pair_exposed_share ** (resident - 1), tile
 
 
 def _tensor_clk(work: PairWork, hardware: GpuHardware) -> float:
@@ -108,8 +97,8 @@ def _port_bytes(work: PairWork) -> float:
     return float(size * (pairs + work.tile * sum(work.widths)))
 
 
-def _issue_clk(work: PairWork) -> float:
+def _issue_clk(work: PairWork, hardware: GpuHardware) -> float:
     """Issue slots of a warpgroup's tile: one warp of it on each scheduler."""
     elements = MMA_M * work.tile / WARP
     each = 0.5 * len(work.widths) + work.map_work + 2.0 * work.map_reads
-    return elements * each + _TILE_INSTRUCTIONS
+    return elements * each + hardware.attention.pair_tile_instructions
