@@ -45,7 +45,8 @@ def lower_map(kernel: Func) -> Func:
         first = Sym("bid.x") * (threads * items)
         linear = w.simple(first + item * threads + Sym("tid"))
         with w.when(w.below(linear, total)):
-            index = w.unravel(linear, groups)
+            # One index where there is only one: reads that a broadcast gave it are then the same reads.
+            index = tuple(i if n > 1 else 0 for i, n in zip(w.unravel(linear, groups), groups, strict=True))
             with w.loop("v", vec, unroll=int(vec * gathers <= MAX_GATHERS)) as lane:
                 place = (*index[:-1], index[-1] * vec + lane) if shape else ()
                 store_results(w, Points(w), place)
