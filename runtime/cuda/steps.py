@@ -310,7 +310,7 @@ def in_parts(array: Array) -> list[slice]:
 @cache
 def _threads() -> ThreadPoolExecutor:
     """Those that copy beside the caller's, for all plans of the process."""
-    return ThreadPoolExecutor(COPYING_THREADS - 1, "tilewright-copy")
+    return ThreadPoolExecutor(COPYING_THREADS - 1, "copy")
 
 
 def copy_in_threads(target: Array, source: Array, parts: Sequence[slice]) -> None:

@@ -65,7 +65,7 @@ def same(found, expected):
 
 
 def threads_of_storage():
-    """The threads that readers and writers started and that still run."""
+    """The threads that readers and writers started and that still run; other pools have other names."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tilewright-")]
 
 
