@@ -101,27 +101,37 @@ def _dequantised(value: Value, rewriter: Rewriter) -> _Dequantised | None:
     if op is None or op.name != "graph.multiply" or value.tensor.dtype != "f32":
         return None
     for inner, other in (op.operands, op.operands[::-1]):
-        scale = _known(other, rewriter)
         cast = rewriter.producer(inner)
-        if scale is None or cast is None or cast.name != "graph.cast" or inner.tensor != value.tensor:
+        if cast is None or cast.name != "graph.cast" or inner.tensor != value.tensor:
             continue
-        source, zero = cast.operands[0], np.zeros((), np.int64)
+        source = cast.operands[0]
         shifted = rewriter.producer(source)
         if shifted is not None and shifted.name == "graph.subtract":
-            known = _known(shifted.operands[1], rewriter)
-            if known is None or shifted.operands[0].tensor.shape != value.tensor.shape:
+            if shifted.operands[0].tensor.shape != value.tensor.shape:
                 continue
-            source, zero = shifted.operands[0], known.astype(np.int64)
+            source = shifted.operands[0]
+        else:
+            shifted = None
         wide = rewriter.producer(source)
         if wide is not None and wide.name == "graph.cast" and source.tensor.dtype == "i32":
             source = wide.operands[0]
-        if source.tensor.dtype in ("i8", "u8"):
-            return _Dequantised(source, scale, zero, tuple(moves))
+        if source.tensor.dtype not in ("i8", "u8"):
+            continue
+        scale = _known(other, rewriter, {})
+        zero = np.zeros((), np.int64) if shifted is None else _known(shifted.operands[1], rewriter, {})
+        if scale is not None and zero is not None:
+            return _Dequantised(source, scale, zero.astype(np.int64), tuple(moves))
     return None
 
 
-def _known(value: Value, rewriter: Rewriter) -> np.ndarray | None:
-    """A small constant, or what ops compute from such alone; None for other values."""
+def _known(value: Value, rewriter: Rewriter, seen: dict[Value, np.ndarray | None]) -> np.ndarray | None:
+    """A small constant, or what ops compute from such alone; None for other values. seen: values so far."""
+    if value not in seen:
+        seen[value] = _computed(value, rewriter, seen)
+    return seen[value]
+
+
+def _computed(value: Value, rewriter: Rewriter, seen: dict[Value, np.ndarray | None]) -> np.ndarray | None:
     op = rewriter.producer(value)
     if op is None or value.tensor.size > _SMALL:
         return None
@@ -130,8 +140,12 @@ def _known(value: Value, rewriter: Rewriter) -> np.ndarray | None:
     evaluate = op_def(op.name).evaluate
     if evaluate is None or len(op.results) != 1 or not op.operands:
         return None
-    operands = [a for v in op.operands if (a := _known(v, rewriter)) is not None]
-    return np.asarray(evaluate(operands, dict(op.attrs))[0]) if len(operands) == len(op.operands) else None
+    operands: list[np.ndarray] = []
+    for v in op.operands:
+        if (array := _known(v, rewriter, seen)) is None:
+            return None
+        operands.append(array)
+    return np.asarray(evaluate(operands, dict(op.attrs))[0])
 
 
 def _axes(op: Op) -> tuple[int, tuple[int, ...]]:
