@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from tilewright.frontends.zoo.bert import BERT_NETWORKS, bert
 from tilewright.frontends.zoo.digits import digits, linear_classifier
+from tilewright.frontends.zoo.encoder import LAYERS, encoder_layer
 from tilewright.frontends.zoo.gpt import GPT_NETWORKS, gpt
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
 from tilewright.frontends.zoo.recommendation import dlrm
@@ -21,6 +22,7 @@ __all__ = [
     "build",
     "digits",
     "dlrm",
+    "encoder_layer",
     "gpt",
     "linear_classifier",
     "lstm_classifier",
@@ -35,6 +37,7 @@ NETWORKS: Mapping[str, Callable[..., Module]] = {
     "dlrm": dlrm,
     **BERT_NETWORKS,
     **GPT_NETWORKS,
+    **LAYERS,
 }
 
 _NAME = re.compile(r"([^{}]*)(?:\{(.*)\})?")
@@ -43,7 +46,7 @@ _NAME = re.compile(r"([^{}]*)(?:\{(.*)\})?")
 def build(name: str, seed: int = 0) -> Module:
     """Network `name` at its published size, or with options: `gpt2_small{batch=4, sequence=256}`.
 
-    Options are keywords of the network's builder, with integers, true, false or words as values. Raises
+    Options are keywords of the network's builder, with numbers, true, false or words as values. Raises
     InputError naming the known networks or options.
     """
     match = _NAME.fullmatch(expect(name, str, "the name of a network"))
@@ -52,7 +55,7 @@ def build(name: str, seed: int = 0) -> Module:
         raise InputError(f"expected a network of the zoo ({', '.join(NETWORKS)}), got '{plain}'")
     builder = NETWORKS[plain]
     known = inspect.signature(builder).parameters
-    options: dict[str, int | bool | str] = {}
+    options: dict[str, int | float | bool | str] = {}
     for part in (match[2] or "").split(","):
         if not part.strip():
             continue
@@ -64,7 +67,9 @@ def build(name: str, seed: int = 0) -> Module:
     return builder(seed=seed, **options)
 
 
-def _value(text: str) -> int | bool | str:
+def _value(text: str) -> int | float | bool | str:
     if text in ("true", "false"):
         return text == "true"
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"-?[0-9]{1,18}\.[0-9]{1,18}", text) else text
