@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tilewright.running.loading import load
     from tilewright.training import losses, optim, schedules
     from tilewright.training.step import train_step
+    from tilewright.training.vjp import vjp
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "show",
     "train_step",
     "verify",
+    "vjp",
     "with_input_shapes",
 ]
 
@@ -71,6 +73,7 @@ _HOMES = {
     "tilewright.passes.graph.gradients.differentiate": ("grad",),
     "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
     "tilewright.training.step": ("train_step",),
+    "tilewright.training.vjp": ("vjp",),
 }
 #: modules that are public as namespaces
 _NAMESPACES = ("losses", "optim", "schedules")

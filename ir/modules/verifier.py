@@ -122,8 +122,9 @@ class _Checker:
         if f.get("updates") is not None:
             self.faults += [Fault(f.name, message, "") for message in _update_faults(f)]
         loss, count = f.get("loss"), len(f.result_types)
-        if loss is not None and not (type(loss) is int and 0 <= loss < count):
-            message = f"expected loss to be the position of one of {count} results, got {show_attr(loss)}"
+        positions = loss if isinstance(loss, tuple) and loss else (loss,)
+        if loss is not None and not all(type(p) is int and 0 <= p < count for p in positions):
+            message = f"expected loss to be positions among {count} results, got {show_attr(loss)}"
             self.faults.append(Fault(f.name, message, ""))
         if f.level is Level.THREAD:
             self.launch_shape()

@@ -1,14 +1,14 @@
 """Which ops of a function with a backward pass belong to the forward pass, at the graph and the tensor level.
 
-The function says so itself: its attribute `loss` is the position of the result that was differentiated. The
-forward pass is what that result depends on; all other ops are of the backward pass.
+The function says so itself: its attribute `loss` is the position of the result that was differentiated, or
+the positions of several. The forward pass is what they depend on; all other ops are of the backward pass.
 """
 
 from __future__ import annotations
 
 from tilewright.ir import Func, Op
 
-#: the function attribute with the position of the result that was differentiated
+#: the function attribute with the position of the result that was differentiated, or the positions of several
 LOSS = "loss"
 #: the function attribute with the number of forward ops that the backward pass computes again; with it, even
 #: where it is 0, the two passes share no op and no kernel
@@ -18,9 +18,10 @@ RECOMPUTED = "recomputed"
 def forward_ops(func: Func) -> frozenset[Op]:
     """The ops that the loss depends on; none where the function has no backward pass."""
     position, returned = func.get(LOSS), func.body.ops[-1].operands
-    if not isinstance(position, int) or not 0 <= position < len(returned):
+    positions = position if isinstance(position, tuple) else (position,)
+    needed = {returned[p] for p in positions if isinstance(p, int) and 0 <= p < len(returned)}
+    if not needed:
         return frozenset()
-    needed = {returned[position]}
     forward = []
     for op in reversed(func.body.ops[:-1]):
         if any(r in needed for r in op.results):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.errors import InputError
@@ -36,12 +37,20 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
-    return _Narrower(dtype).func(func)
+    return narrowed(func, dtype)
+
+
+def narrowed(func: Func, dtype: str, *, interface: bool = False) -> Func:
+    """The function with tensors stored as `dtype`; see the pass.
+
+    interface: whether parameters and results of float32 are stored so, too.
+    """
+    return _Narrower(dtype, interface).func(func)
 
 
 class _Narrower:
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: str, interface: bool = False) -> None:
+        self.dtype, self.interface = dtype, interface
         self.b = Builder()
         self.home: dict[Value, Value] = {}  # a value of the old function -> where its result is kept
         #: kept value, dtype, whether from the kept value at any rate -> the same numbers so typed
@@ -57,16 +66,28 @@ class _Narrower:
         self.wide = _sums(func) if func.updates else set()
         self.forward = forward_ops(func)
         self.state = {func.params[p] for p, _ in func.updates}
-        self.home.update({p: p for p in func.params})
+        params = tuple(map(self.outer, func.params))
+        self.home.update(zip(func.params, params, strict=True))
         for op in func.body.ops:
             self.in_backward = bool(self.forward) and op not in self.forward
             with self.b.at(op.loc):
                 self.op(op)
-        return func.with_body(self.b.block(func.params)) if self.versions else func
+        if self.interface:
+            types = tuple(v.type for v in self.b.ops[-1].operands)
+            return replace(func, body=self.b.block(params), result_types=types)
+        return func.with_body(self.b.block(params)) if self.versions else func
+
+    def outer(self, p: Value) -> Value:
+        """The parameter that takes the place of `p`."""
+        if not self.interface or not isinstance(p.type, TensorType) or p.tensor.dtype != "f32":
+            return p
+        return Value(TensorType(self.dtype, p.tensor.shape), p.hint)
 
     def op(self, op: Op) -> None:
         if op.name == "graph.return":
-            self.b.emit(op.name, [self.typed(v, v.tensor.dtype) for v in op.operands])
+            kinds = {"f32": self.dtype} if self.interface else {}
+            operands = [self.typed(v, kinds.get(v.tensor.dtype, v.tensor.dtype)) for v in op.operands]
+            self.b.emit(op.name, operands)
             return
         operands = [self.typed(v, self.wanted(op, v)) for v in op.operands]
         types = [r.type for r in op.results] if op.name == "graph.constant" else None

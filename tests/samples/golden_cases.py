@@ -11,6 +11,8 @@ ranks: `3` where the pass makes the module of one of 3 ranks, which the pipeline
   together, and each must have the results of the given module.
 resized: `yes` where the pass makes inputs larger. The given module computes on the first elements of what the
   new one gets, and its results are the first elements of those of the new one.
+retyped: `yes` where the pass changes types of inputs and results: its module gets the same numbers, rounded,
+  and its results are compared as the types of the given module.
 appends: `yes` where the pass gives results behind those of the given module. Parameters that it adds are
   state, which starts as the constant of its name.
 trains: `yes` where the pass makes the training form of the module, which computes something else.
@@ -38,7 +40,7 @@ from tilewright.running.interpreting import interpret
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")
 KEYS = set(
-    "pipeline reason target idempotent tolerance invalid ranks resized appends trains".split()  # noqa: SIM905
+    "pipeline reason target idempotent tolerance invalid ranks resized retyped appends trains".split()  # noqa: SIM905
 )
 _RANK = re.compile(r"rank=\d+")
 
@@ -116,6 +118,10 @@ def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray
         pairs = zip(results(before, inputs), results(after, larger), strict=True)
         return [(a, common(b, a.shape)) for a, b in pairs]
     wanted = results(before, inputs)
+    if case.header.get("retyped", "no") == "yes":
+        types = [storage_dtype(p.tensor.dtype) for p in after.main.params]
+        got = results(after, [a.astype(t) for a, t in zip(inputs, types, strict=True)])
+        return [(a, b.astype(a.dtype)) for a, b in zip(wanted, got, strict=True)]
     if not ranks:
         more = case.header.get("appends", "no") == "yes"
         state = [after.constants[n] for n in after.input_names[len(inputs) :]]

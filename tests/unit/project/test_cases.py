@@ -88,8 +88,9 @@ def test_the_harness_needs_a_reason(tmp_path):
         ("cse", ""),
         ("split-batch{devices=2, rank=1}", "# ranks: 2\n"),
         ('set-input-shapes{shapes="x=3"}', "# resized: yes\n"),
+        ("narrow-interface", "# retyped: yes\n# tolerance: 1e-3\n"),
     ],
-    ids=["alone", "ranks", "resized"],
+    ids=["alone", "ranks", "resized", "retyped"],
 )
 def test_the_harness_compares_results(tmp_path, monkeypatch, pipeline, key):
     import golden_cases

@@ -164,7 +164,7 @@ def test_networks_without_a_backward_pass_stay():
 
 def test_a_loss_must_be_a_result():
     module = gradients(1)
-    with pytest.raises(InputError, match=r"expected loss to be the position of one of 2 results, got 7"):
+    with pytest.raises(InputError, match=r"expected loss to be positions among 2 results, got 7"):
         tw.verify(module.with_funcs((module.main.with_attrs(loss=7),)))
 
 
