@@ -17,8 +17,9 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.frontends.torch.captured import Draw, take_out_draws, take_out_results
-from tilewright.frontends.torch.exported import from_exported, host_array
+from tilewright.frontends.torch.exported import from_exported
 from tilewright.frontends.torch.survey import operator_name, place_of
+from tilewright.frontends.torch.weights import host_array
 from tilewright.ir import InputError, TilewrightError, UnsupportedError
 from tilewright.running.executable import Executable
 

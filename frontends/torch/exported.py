@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import numpy as np
-
 from tilewright.frontends.relax import from_module
 from tilewright.frontends.torch.decompositions import FAILURES, core_program
 from tilewright.frontends.torch.survey import survey
 from tilewright.frontends.torch.training import inference_form, with_lasting_dropout
+from tilewright.frontends.torch.weights import weights_of, with_buffers_as_parameters
 from tilewright.ir.bounded_file import require_regular
 from tilewright.ir.errors import InputError, UnsupportedError, file_path
 from tilewright.ir.nodes import Module
@@ -24,8 +23,9 @@ def from_exported(program: Any, *, training: bool = False) -> Module:
     """The graph-level module of a `torch.export.ExportedProgram`, made through TVM's importer for Relax.
 
     Inputs of the module are the program's tensor inputs in order; parameters, buffers and constants become
-    constants; outputs are the program's tensor outputs in order, with nested containers flattened. What
-    training may change (`Module.parameters`) are the parameters that require a gradient, never the buffers.
+    constants, the first two under their names in the model's state_dict; outputs are the program's tensor
+    outputs in order, with nested containers flattened. What training may change (`Module.parameters`) are the
+    parameters that require a gradient, never the buffers.
 
     The module is the network as inference runs it; dropout that is off, and batch norms, stay ops, which
     `tilewright.train_step` gives back their meaning in training. training: take a program that was exported
@@ -45,13 +45,13 @@ def from_exported(program: Any, *, training: bool = False) -> Module:
         program = inference_form(program)
     translator = import_module("tilewright.frontends.torch.translator")
     survey(program, None, training=training)
-    frozen = _frozen(program)
+    weights = weights_of(program)
     program = _on_host(core_program(with_lasting_dropout(program)))
     survey(program, translator.operators(), training=training)
-    module = from_module(translator.translated(program), _parameters(program), inputs=_inputs(program))
+    relax = translator.translated(with_buffers_as_parameters(program))
+    module = from_module(relax, weights.arrays, inputs=_inputs(program))
     _check_results(module, program)
-    trained = tuple(name for name in module.parameters if name not in frozen)
-    return module if trained == module.parameters else module.with_attrs(parameters=trained)
+    return weights.named(module)
 
 
 def load(path: str | Path, *, training: bool = False) -> Module:
@@ -102,19 +102,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _parameters(program: Any) -> dict[str, np.ndarray]:
-    """The arrays of parameters by the names of their inputs."""
-    specs = program.graph_signature.input_specs
-    targets = {spec.arg.name: spec.target for spec in specs if spec.kind.name == "PARAMETER"}
-    return {name: host_array(program.state_dict[target]) for name, target in targets.items()}
-
-
-def _frozen(program: Any) -> set[str]:
-    """The names of the inputs that are parameters without a gradient."""
-    specs = [s for s in program.graph_signature.input_specs if s.kind.name == "PARAMETER"]
-    return {s.arg.name for s in specs if not program.state_dict[s.target].requires_grad}
-
-
 def _inputs(program: Any) -> list[str]:
     """The names of the inputs that are tensors."""
     specs = [spec for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
@@ -141,13 +128,3 @@ def output_values(program: Any) -> list[Any]:
 def tensor_type(value: Any) -> TensorType:
     """Our type of a torch tensor, real or fake."""
     return TensorType(dtype_name(str(value.dtype).removeprefix("torch.")), tuple(map(int, value.shape)))
-
-
-def host_array(tensor: Any) -> np.ndarray:
-    """A NumPy view (a copy where none is possible) of a torch tensor in host memory."""
-    import ml_dtypes
-
-    host = tensor.detach().cpu().contiguous()
-    if str(host.dtype) == "torch.bfloat16":
-        return np.asarray(host.view(import_module("torch").int16).numpy()).view(ml_dtypes.bfloat16)
-    return np.asarray(host.numpy())

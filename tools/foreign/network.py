@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.frontends.torch.exported import host_array
+from tilewright.frontends.torch.weights import host_array
 from tilewright.tools.foreign.entry import ForeignNetwork
 from tilewright.tools.foreign.ways import WAYS, Way
 

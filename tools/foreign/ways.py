@@ -15,7 +15,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.compilation.option_values import Precision
 from tilewright.dynamo import FallbackWarning
-from tilewright.frontends.torch.exported import host_array
+from tilewright.frontends.torch.weights import host_array
 from tilewright.ir import UnsupportedError
 from tilewright.tools.arguments.printing import error_line
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import tilewright as tw  # noqa: E402
-from tilewright.frontends.torch.exported import host_array  # noqa: E402
+from tilewright.frontends.torch.weights import host_array  # noqa: E402
 from tilewright.tools.cli import main  # noqa: E402
 from tilewright.tools.irdump import command as irdump  # noqa: E402
 
@@ -157,7 +159,7 @@ def test_network_agrees_with_eager_torch(name):
 
 def test_parameters_are_constants_under_their_names():
     module = from_exported(exported(seeded(lambda: nn.Linear(3, 2)), torch.randn(4, 3)))
-    assert {"p_weight", "p_bias"} <= set(module.constants)
+    assert {"weight", "bias"} <= set(module.constants)
     assert [p.hint for p in module.main.body.params] == ["input"]
 
 
@@ -347,5 +349,50 @@ def test_parameters_of_training_are_those_with_a_gradient_and_no_buffers():
     x = torch.zeros(1, 4, 5, 5)
     module = from_exported(torch.export.export(model, (x,)))
     named = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert {n.removeprefix("p_").replace("_", ".", 1) for n in module.parameters} == named
-    assert len(module.constants) > len(named)
+    assert set(module.parameters) == named
+    statistics = {n for n, b in model.named_buffers() if b.is_floating_point()}
+    assert statistics
+    assert statistics <= set(module.constants)
+    assert all((module.constants[n] == model.state_dict()[n].numpy()).all() for n in named | statistics)
+
+
+class Tied(nn.Module):
+    """An embedding whose table also gives the logits, and a buffer that no state_dict holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
+        self.register_buffer("const_0", torch.full((4,), 3.0))
+
+    def forward(self, ids):
+        return self.head(self.table(ids) * self.scale + self.const_0) + 1.5
+
+
+def test_tied_weights_are_one_parameter_and_buffers_keep_their_names():
+    model, ids = seeded(Tied).train(), torch.tensor([[0, 5, 5]])
+    module = from_exported(torch.export.export(model, (ids,)), training=True)
+    assert len(module.parameters) == 1
+    assert module.parameters[0] in model.state_dict()
+    assert {"scale", "const_0"} <= set(module.constants)
+    with torch.no_grad():
+        close(tw.interpret(module, host_array(ids)), [host_array(model(ids))])
+
+
+def test_the_page_on_training_moves_a_loop_over():
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    x, y = torch.randn(16, 6), torch.randint(0, 3, (16,))
+    names = {"torch": torch, "tw": tw, "np": np, "model": model, "x": x, "batches": [(x, y)] * 30}
+    first = nn.functional.cross_entropy(model.eval()(x), y).item()
+    blocks = re.findall(r"```python torch\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(code, names)
+    with torch.no_grad():
+        logits = model.eval()(x)
+    assert nn.functional.cross_entropy(logits, y).item() < first
+    (ours,) = names["exe"].inference()(x.numpy())
+    np.testing.assert_allclose(np.asarray(ours), host_array(logits), atol=0.05)  # bf16 beside float32

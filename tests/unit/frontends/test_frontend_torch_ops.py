@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import tilewright as tw  # noqa: E402
-from tilewright.frontends.torch.exported import host_array  # noqa: E402
+from tilewright.frontends.torch.weights import host_array  # noqa: E402
 
 torch.manual_seed(0)
 
