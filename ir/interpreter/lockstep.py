@@ -35,6 +35,13 @@ def interpret_ranks(
     another shape or dtype than what is received, where the members of a group disagree, or where a message is
     never received; UnsupportedError for modules that are not at the graph level.
     """
+    return interpret_ranks_of(modules, [inputs] * len(modules), precision=precision)
+
+
+def interpret_ranks_of(
+    modules: Sequence[Module], inputs: Sequence[Sequence[Any]], *, precision: str = "native"
+) -> list[list[np.ndarray]]:
+    """As `interpret_ranks`, where rank r is given inputs[r]."""
     if precision not in ("native", "fp64"):
         raise InputError(f"expected precision 'native' or 'fp64', got '{precision}'")
     for rank, module in enumerate(modules):
@@ -42,7 +49,7 @@ def interpret_ranks(
         if module.main.level is not Level.GRAPH:
             raise UnsupportedError(f"rank {rank}: expected a graph-level module, got one of tensor ops")
     with widened(precision == "fp64"), np.errstate(all="ignore"):
-        ranks = [_Rank(r, m, bind_inputs(m, inputs)) for r, m in enumerate(modules)]
+        ranks = [_Rank(r, m, bind_inputs(m, inputs[r])) for r, m in enumerate(modules)]
         _World(ranks).run()
         return [rank.results() for rank in ranks]
 

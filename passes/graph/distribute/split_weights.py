@@ -22,7 +22,7 @@ from tilewright.passes.graph.distribute.sharding.program import (
     with_main,
 )
 from tilewright.passes.graph.distribute.sharding.shards import Shard, scaled
-from tilewright.passes.graph.distribute.state import refuse_state
+from tilewright.passes.graph.distribute.sharding.steps import divided_step
 from tilewright.passes.graph.fold_constants import fold_constants
 
 #: what ops do whose constant operands are weights
@@ -48,15 +48,21 @@ def split_weights(
     operands whole gathers them. Embedding tables are split by the dimensions they do not look up. Parts are
     proportional to `speeds`.
 
+    In a module with state, such as a training step, the parameters are weights too; they are state that every
+    rank holds its part of (attribute `divisions`), and so is what the optimizer keeps beside them.
+
     rewrite: %y = graph.dense(graph.relu(graph.dense(%x, a)), b)
         -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
     """
     check_rank(devices, rank)
-    refuse_state(module, "split-weights")
     rates = speeds_of(speeds, devices)
     if devices == 1:
         return module
     cutting = WeightCuts(rates, min_bytes)
+    if module.state_names:
+        step = fold_constants().apply(module, ctx)
+        cutting.trained = frozenset(step.main.params[p] for p, _ in step.main.updates)
+        return divided_step(step, devices, rank, inputs={}, stored={}, adds_up=False, weights=cutting)
     return with_divided_weights(fold_constants().apply(module, ctx), range(devices), rank, cutting)
 
 
@@ -93,6 +99,7 @@ class WeightCuts:
         self.units: dict[Value, tuple[int, int]] = {}  # (outer, unit) by result of the op
         self.numbers: list[tuple[Value, int]] = []  # result and extent of every decision
         self.held: dict[str, Shard] = {}
+        self.trained = frozenset[Value]()  # state that is a weight where an op takes it as one
 
     def restart(self) -> None:
         """Forget the decisions of the last trial, not the units."""
@@ -105,7 +112,7 @@ class WeightCuts:
         if weight is None or labels is None:
             return None
         dims = labels.operands[op.operands.index(weight)]
-        name = str(program.producers[weight]["name"])
+        name = weight.hint if weight in self.trained else str(program.producers[weight]["name"])
         if name in self.held:
             label = dims[self.held[name].axis]
             return None if label is None else LabelCut(label, self.held[name])
@@ -123,9 +130,7 @@ class WeightCuts:
         constants = [
             v
             for v in op.operands
-            if v.tensor.nbytes >= self.min_bytes
-            and (producer := program.producers.get(v)) is not None
-            and producer.name == "graph.constant"
+            if v.tensor.nbytes >= self.min_bytes and (v in self.trained or _is_constant(program, v))
         ]
         return max(constants, key=lambda v: v.tensor.nbytes, default=None)
 
@@ -164,11 +169,16 @@ class WeightCuts:
         return changed
 
 
+def _is_constant(program: ShardedProgram, v: Value) -> bool:
+    producer = program.producers.get(v)
+    return producer is not None and producer.name == "graph.constant"
+
+
 def _followed(program: ShardedProgram, op: Op, labels: Labels, weight: Value) -> LabelCut | None:
     """The split that the data already has along a dimension of the weight, most often its input channels."""
     dims = labels.operands[op.operands.index(weight)]
     for v, names in zip(op.operands, labels.operands, strict=True):
-        shard = program.cuts.get(v)
+        shard = program.cuts.get(v) if v is not weight else None
         label = names[shard.axis] if shard is not None else None
         if shard is not None and label is not None and label in dims:
             return LabelCut(label, shard)
@@ -183,6 +193,8 @@ def _adding_up_pays(program: ShardedProgram, op: Op, labels: Labels, seed: Label
     if seed.label not in labels.sums:
         return True
     gathered = sum(
-        v.tensor.nbytes for v in op.operands if v in program.cuts and v not in program.whole_values
+        v.tensor.nbytes
+        for v in op.operands
+        if v in program.cuts and v not in program.whole_values and v not in program.func.params
     )
     return op.results[0].tensor.nbytes <= gathered

@@ -70,6 +70,8 @@ class ShardedProgram:
     ) -> None:
         self.func, self.members, self.member = module.main, tuple(members), member
         self.pool, self.choose, self.communicating, self.messages = pool, choose, communicating, messages
+        #: what is summed over samples is added up, also where gathering the samples would move fewer bytes
+        self.adds_up = False
         self.begins: list[int] = []
         self.b = Builder()
         self.cuts: dict[Value, Shard] = {}
@@ -173,10 +175,14 @@ class ShardedProgram:
             self.keep(op)
             return
         seed = self.choose(self, op) if self.choose is not None else None
-        shards = [self.cuts.get(v) for v in op.operands]
-        if seed is None and not any(shards):
+        if seed is None and not any(v in self.cuts for v in op.operands):
             self.b.append(op)
             return
+        self.divide(op, seed)
+
+    def divide(self, op: Op, seed: LabelCut | None) -> None:
+        """Append an op on what is cut, or by a decision to cut it."""
+        shards = [self.cuts.get(v) for v in op.operands]
         if seed is None:
             plan = regrouped(op, shards, self.member)
             if plan is not None:
@@ -233,7 +239,8 @@ class ShardedProgram:
                 largest[label], seeds[label] = v.tensor.nbytes, LabelCut(label, shard)
         results = sum(r.tensor.nbytes for r in op.results)
         for label in (labels.sums | labels.maxima) & votes.keys():
-            if 2 * results > votes[label] or 0 in seeds[label].shard.extents:
+            dear = 2 * results > votes[label] and not self.adds_up
+            if dear or 0 in seeds[label].shard.extents:
                 del votes[label]
         best = max(votes, key=lambda k: votes[k], default=None)
         return None if best is None else seeds[best]
@@ -276,10 +283,13 @@ class ShardedProgram:
                 self.cuts[r] = shard.on(at[0])
                 self.pieces[r, self.cuts[r]] = new
             else:
-                kind = "max" if label in labels.maxima else "sum"
                 self.cuts.pop(r, None)
-                self.replace_result(r, self.reduced(op, new, kind))
+                self.add_up(op, r, new, "max" if label in labels.maxima else "sum")
         return True
+
+    def add_up(self, op: Op, result: Value, piece: Value, kind: str) -> None:
+        """Let `result` be what the members' pieces give together."""
+        self.replace_result(result, self.reduced(op, piece, kind))
 
     def reduced(self, op: Op, piece: Value, kind: str) -> Value:
         if not self.communicating:
@@ -337,7 +347,7 @@ def with_main(module: Module, main: Func, pool: ConstantPool) -> Module:
 
 def batch_of(func: Func, axis: int) -> int:
     """The extent of the batch: that of dimension `axis` of the first input that has it."""
-    for p in func.params:
+    for p in inputs_of(func):
         if 0 <= axis < p.tensor.rank:
             return p.tensor.shape[axis]
     raise InputError(f"expected an input with a dimension {axis}, the batch, got none", where=f"@{func.name}")
@@ -346,8 +356,14 @@ def batch_of(func: Func, axis: int) -> int:
 def batch_cuts(func: Func, parts: tuple[tuple[int, int], ...], axis: int) -> list[tuple[Value, Shard]]:
     """The inputs that hold the batch, each with its cut into `parts`."""
     extent = parts[-1][1]
-    inputs = (p for p in func.params if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
+    inputs = (p for p in inputs_of(func) if axis < p.tensor.rank and p.tensor.shape[axis] == extent)
     return [(p, Shard(axis, 1, parts)) for p in inputs]
+
+
+def inputs_of(func: Func) -> list[Value]:
+    """The parameters that are no state."""
+    state = {p for p, _ in func.updates}
+    return [p for i, p in enumerate(func.params) if i not in state]
 
 
 def cut_batch(module: Module, parts: int, part: int, pool: ConstantPool, axis: int = 0) -> ShardedProgram:

@@ -358,12 +358,12 @@ def test_what_takes_no_state_says_so():
     with pytest.raises(InputError, match="expected a network without state"):
         with_input_shapes(MOMENTUM, {"x": [16]})
     from tilewright.passes.framework.context import PassContext
-    from tilewright.passes.graph.distribute.split_batch import split_batch
+    from tilewright.passes.graph.distribute.split_space import split_space
 
     with pytest.raises(
-        UnsupportedError, match="split-batch takes networks without state; this one updates 'a'"
+        UnsupportedError, match="split-space takes networks without state; this one updates 'a'"
     ):
-        split_batch(devices=2, rank=0).apply(MOMENTUM, PassContext())
+        split_space(devices=2, rank=0).apply(MOMENTUM, PassContext())
     from tilewright import streaming
 
     with pytest.raises(UnsupportedError, match="a memory cap takes networks without state"):

@@ -1,0 +1,112 @@
+"""One rank's module of a step with state: what it holds of state and inputs is found by trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tilewright.ir.modules.constant_pool import ConstantPool
+from tilewright.ir.modules.divisions import Division, with_divisions
+from tilewright.ir.nodes import Module, Op, walk
+from tilewright.passes.graph.distribute.sharding.program import LabelCut, ShardedProgram, UnitHint
+from tilewright.passes.graph.distribute.sharding.shards import Shard
+from tilewright.passes.graph.distribute.sharding.step_program import Holding, StepProgram
+
+#: trials until state is held as it is made; a division that does not settle goes on with the last one
+_MAX_TRIALS = 16
+
+
+class WeightDecisions(Protocol):
+    """What decides how weights are cut; see `WeightCuts`."""
+
+    held: dict[str, Shard]
+
+    def restart(self) -> None: ...
+
+    def choose(self, program: ShardedProgram, op: Op) -> LabelCut | None: ...
+
+    def refine(self, unit_hints: Sequence[UnitHint]) -> bool: ...
+
+
+def divided_step(
+    module: Module,
+    devices: int,
+    rank: int,
+    *,
+    inputs: Mapping[str, Shard],
+    stored: Mapping[str, Shard],
+    adds_up: bool,
+    weights: WeightDecisions | None = None,
+) -> Module:
+    """The module of one rank of a step.
+
+    inputs: cuts of inputs; one that an op needs whole stays whole, and is cut on the device. stored: cuts of
+    state that save memory, not work. weights: decides how weights are cut; what is kept beside one is cut
+    like it. Other state is held in the pieces that its new value comes in.
+    """
+    state = set(module.state_names)
+    choose = None if weights is None else weights.choose
+    whole: set[str] = set()
+    held: dict[str, Shard] = {}
+
+    beside = kept_beside(module)
+
+    def program(pool: ConstantPool) -> StepProgram:
+        if weights is not None:
+            weights.restart()
+        cuts = {n: s for n, s in inputs.items() if n not in whole}
+        holding = Holding({**cuts, **held, **stored}, frozenset(stored))
+        made = StepProgram(
+            module, range(devices), rank, pool, holding=holding, choose=choose, adds_up=adds_up
+        )
+        made.run()
+        return made
+
+    for _ in range(_MAX_TRIALS):
+        trial = program(ConstantPool(module.constants))
+        trial.main()
+        if weights is not None and weights.refine(trial.unit_hints):
+            held = {}
+            continue
+        gathered = trial.gathered_params & inputs.keys() - whole
+        made = {n: s for n, s in trial.becoming.items() if s is not None and n not in stored}
+        decided = {} if weights is None else weights.held
+        made |= {n: decided[w] for n, w in beside.items() if w in decided}
+        if not gathered and made == held:
+            break
+        whole |= gathered
+        held = made
+    pool = ConstantPool(module.constants)
+    final = program(pool)
+    main = final.main()
+    divisions = [
+        Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
+        for p in module.main.params
+        if (s := final.holding.cuts.get(p.hint)) is not None
+    ]
+    return _of_rank(module.with_funcs((main,)), pool, divisions, state, rank)
+
+
+def _of_rank(
+    module: Module, pool: ConstantPool, divisions: Sequence[Division], state: set[str], rank: int
+) -> Module:
+    """The module with the constants that it names, and state as this rank starts with it."""
+    constants = pool.constants
+    named = {str(op["name"]) for f in module.funcs for op in walk(f.body) if op.name.endswith(".constant")}
+    first = {
+        d.name: d.piece(constants[d.name], rank) for d in divisions if d.name in state and d.name in constants
+    }
+    kept = constants.only(frozenset(named | state)).updated(first)
+    return with_divisions(module.with_constants(kept), divisions)
+
+
+def kept_beside(module: Module) -> dict[str, str]:
+    """Trained parameters, and the state of their types that is named after them: the parameter of each."""
+    types = {p.hint: p.tensor for p in module.main.params}
+    trained = [n for n in module.parameters if n in types]
+    out = {n: n for n in trained}
+    for name in module.state_names:
+        owner, dot, _ = name.rpartition(".")
+        if dot and owner in out and types[owner] == types[name]:
+            out.setdefault(name, owner)
+    return out

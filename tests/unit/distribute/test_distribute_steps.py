@@ -1,0 +1,158 @@
+"""Training steps divided among ranks equal the undivided step, in float64, run after run."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import tilewright as tw
+from tilewright.compilation.lowering import training_step
+from tilewright.frontends import zoo
+from tilewright.ir.errors import InputError
+from tilewright.ir.interpreter.rank_steps import interpret_rank_steps
+from tilewright.ir.interpreter.step import initial_state
+from tilewright.ir.modules.divisions import divisions_of
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.graph.distribute.split_batch import split_batch
+from tilewright.passes.graph.distribute.split_weights import split_weights
+from tilewright.passes.pipelines import GRAPH
+
+
+def classifier():
+    return tw.train_step(
+        zoo.build("linear_classifier{batch=6,features=5,classes=7}"), "cross_entropy", "lion"
+    )
+
+
+def images():
+    """Batch norms, dropout, a metric, a bound on all gradients together."""
+    network = zoo.build("digits{batch=4,width=2}")
+    return tw.train_step(
+        network, "cross_entropy", "adamw", clip_norm=0.5, metrics=[tw.losses.accuracy()], on_nan="skip"
+    )
+
+
+def text():
+    """Labels that do not count, other ones on every rank; the loss scaled; two runs per update."""
+    network = zoo.build("gpt{sequence=4,batch=4,width=8,layers=1,heads=2,vocabulary=11}")
+    loss = tw.losses.cross_entropy(ignore_index=3)
+    return tw.train_step(network, loss, "adamw", loss_scale="dynamic", accumulate=2)
+
+
+def recurrent():
+    network = zoo.build("lstm_classifier{batch=4,steps=2,width=8,classes=5,layers=1}")
+    return tw.train_step(network, "cross_entropy", tw.optim.sgd(0.1, momentum=0.9))
+
+
+def recommendation():
+    network = zoo.build("dlrm{batch=6,tables=2,rows=9,width=4,hidden=8,lookups=2}")
+    return tw.train_step(network, "bce", tw.optim.adagrad(0.1), sparse=["table0*"])
+
+
+STEPS = {f.__name__: f for f in (classifier, images, text, recurrent, recommendation)}
+MESSAGES = ("graph.all_gather", "graph.all_reduce", "graph.reduce_scatter")
+
+
+def prepared(step):
+    return run_pipeline(training_step(step, "fp16", PassContext()), GRAPH, PassContext())
+
+
+def example(step, seed):
+    """Inputs by name: labels within their range, other numbers from 0 to 1."""
+    rng, ranges = np.random.default_rng(seed), {r[0]: r[1:3] for r in step.get("ranges") or ()}
+    state = set(step.state_names)
+    return {
+        p.hint: rng.integers(*ranges.get(p.hint, (0, 9)), p.tensor.shape).astype(np.int32)
+        if p.tensor.dtype == "i32"
+        else rng.random(p.tensor.shape).astype(np.float32)
+        for p in step.main.params
+        if p.hint not in state
+    }
+
+
+def check(step, split, devices, runs=2, **options):
+    """The modules of all ranks, which together do what the step does."""
+    step = prepared(step)
+    modules = [split(devices=devices, rank=r, **options)(step) for r in range(devices)]
+    state = apart = initial_state(step)
+    for seed in range(runs):
+        inputs = example(step, seed)
+        expected, state = tw.interpret_step(step, list(inputs.values()), state, precision="fp64")
+        results, apart = interpret_rank_steps(modules, inputs, apart, precision="fp64")
+        for rank in results:
+            for x, y in zip(expected, rank, strict=True):
+                np.testing.assert_allclose(y, x, rtol=1e-9, atol=1e-12)
+        for name, x in state.items():
+            np.testing.assert_allclose(apart[name], x, rtol=1e-7, atol=1e-9, err_msg=name)
+    return modules
+
+
+def messages(module):
+    return Counter(op.name.removeprefix("graph.") for op in module.main.body.ops if op.name in MESSAGES)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "options", [{"devices": 3, "speeds": "1,2,1"}, {"devices": 2, "zero": 1, "min_bytes": 64}]
+)
+def test_samples_over_ranks(name, options):
+    modules = check(STEPS[name](), split_batch, **options)
+    assert not (messages(modules[0])["reduce_scatter"] and not options.get("zero"))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_weights_over_ranks(name):
+    modules = check(STEPS[name](), split_weights, 2, min_bytes=64)
+    held = divisions_of(modules[0])
+    assert {d.kind for d in held.values()} == {"cut"}
+    bytes_held = [sum(p.tensor.nbytes for p in m.main.params) for m in modules]
+    whole = sum(p.tensor.nbytes for p in prepared(STEPS[name]()).main.params)
+    assert max(bytes_held) < 0.75 * whole
+
+
+def test_one_message_per_gradient_and_moments_of_a_norm():
+    step = prepared(images())
+    norms = sum(op.name == "graph.batch_norm_training" for op in step.main.body.ops)
+    gradients = len(step.parameters)
+    got = messages(split_batch(devices=2, rank=1)(step))
+    # beside gradients: the loss, the metric, and nothing more, as those of a norm are its sums
+    assert got == {"all_reduce": gradients + 2, "all_gather": norms}
+
+
+def test_optimizer_state_in_parts():
+    """zero=1: a gradient is scattered to those who update it, but for rows of an embedding, all gathered."""
+    step = prepared(text())
+    modules = [split_batch(devices=2, rank=r, zero=1, min_bytes=64)(step) for r in range(2)]
+    held = divisions_of(modules[0])
+    large = [n for n in step.parameters if n in held]
+    assert {n.rpartition(".")[0] for n in held if n.endswith(".m")} == set(large)
+    assert messages(modules[0])["reduce_scatter"] == len(large) - 1
+    assert [modules[r].constants[f"{large[0]}.m"].shape for r in range(2)] == [
+        p.tensor.shape for m in modules for p in m.main.params if p.hint == f"{large[0]}.m"
+    ]
+
+
+def test_random_bits_of_a_rank_are_those_of_its_samples():
+    module = split_batch(devices=2, rank=1)(prepared(images()))
+    (bits, *_) = (op for op in module.main.body.ops if op.name == "graph.random_bits")
+    assert bits["whole"] == (2 * bits.result.tensor.shape[0], *bits.result.tensor.shape[1:])
+    assert bits["origin"][0] == bits.result.tensor.shape[0]
+
+
+def test_state_of_an_own_module_is_held_as_it_is_made():
+    """State with samples, such as the hidden state of a recurrent network, is cut as they are."""
+    module = tw.parse("""
+module @m {
+  graph.func @main(%x: f32[4, 3], %h: f32[4, 3], updates = [[1, 1]]) -> f32[4, 3], f32[4, 3] {
+    %0 = graph.add(%x, %h) : f32[4, 3]
+    graph.return(%0, %0)
+  }
+}""").with_constants(tw.ir.Constants({"h": np.arange(12, dtype=np.float32).reshape(4, 3)}))
+    part = split_batch(devices=2, rank=1)(module)
+    assert {n: d.parts for n, d in divisions_of(part).items()} == dict.fromkeys(("x", "h"), ((0, 2), (2, 4)))
+    assert part.constants["h"].tolist() == [[6, 7, 8], [9, 10, 11]]
+
+
+def test_zero_needs_state():
+    with pytest.raises(InputError, match="training step"):
+        split_batch(devices=2, zero=1)(zoo.build("linear_classifier{batch=6}"))
