@@ -106,6 +106,20 @@ class ReportClass(Enum):
     """The class of its kernel says more: the op computes element by element, or moves them."""
 
 
+class WorkClass(Enum):
+    """What a tensor op does, as data movement counts it: the order in which a kernel's ops give its class.
+
+    Source: Ivanov et al., "Data Movement Is All You Need" (MLSys 2021), section 4.2.
+    """
+
+    CONTRACTION = "tensor contraction"
+    """Sums products of elements of two operands, each of which it reads many times."""
+    NORMALISATION = "statistical normalisation"
+    """Reduces lines, windows or columns; maps of the same kernel go on with what was found."""
+    ELEMENTWISE = "element-wise"
+    """Computes each element by itself, or moves it."""
+
+
 class Gradient(Enum):
     """The way in which an op takes part in automatic differentiation.
 

@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Sym
 from tilewright.ir.extents import dims_of
-from tilewright.ir.facts import Facts
+from tilewright.ir.facts import Facts, WorkClass
 from tilewright.ir.nodes import Attr, Op, Pairs, Ref
 from tilewright.ir.types import DTYPES, Type
 
@@ -114,6 +114,7 @@ class OpDef:
     elementwise: a scalar op that computes each lane by itself.
     facts: of a graph op; `define` demands them all.
     partials: of a scalar op, its derivatives (`scalar_derivatives`); `define` demands them.
+    work: of a tensor op that computes or moves elements, its class; `define` demands it of ops with bodies.
     transport: of a thread-level op that fills shared memory, how that arrives.
     issued_once: one thread of a role gives out the work of all, as it does for the copy engine.
     """
@@ -131,6 +132,7 @@ class OpDef:
     elementwise: bool = False
     facts: Facts | None = None
     partials: Partials | None = None
+    work: WorkClass | Callable[[Op], WorkClass] | None = None
     transport: Transport | None = None
     issued_once: bool = False
 
@@ -193,6 +195,8 @@ def _defining(make: Callable[_P, OpDef]) -> Callable[_P, OpDef]:
                 raise ValueError(f"op '{d.name}' must state the fact '{fact}' ({meaning})")
         if d.name.startswith("scalar.") and d.partials is None:
             raise ValueError(f"op '{d.name}' must state its partial derivatives, one per operand")
+        if d.name.startswith("tensor.") and d.body and d.work is None:
+            raise ValueError(f"op '{d.name}' must state the class of its work")
         _DEFS[d.name] = d if d.infer is None else replace(d, infer=_named(d.name, d.infer))
         return _DEFS[d.name]
 
@@ -226,6 +230,12 @@ def facts_of(name: str) -> Facts:
     if facts is None:
         raise InputError(f"expected a graph op, which states facts, got '{name}'")
     return facts
+
+
+def work_class_of(op: Op) -> WorkClass | None:
+    """The class of a tensor op's work; None for ops that neither compute nor move elements."""
+    work = op_def(op.name).work
+    return work(op) if callable(work) else work
 
 
 def attributes_at(op: Op, shapes: Sequence[Sequence[int]]) -> dict[str, Attr]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.types import TensorType
@@ -82,4 +83,5 @@ define(
     results=None,
     verify=_verify,
     effects=frozenset({"communicate"}),
+    work=WorkClass.ELEMENTWISE,
 )

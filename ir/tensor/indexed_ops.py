@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.expr import symbols
+from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, verify_reads, verify_scalar_body
@@ -43,6 +44,7 @@ define(
     },
     verify=_verify_scan,
     body=True,
+    work=WorkClass.NORMALISATION,
 )
 
 
@@ -88,6 +90,7 @@ define(
         "fill_value": AttrDef("number", 0.0),
     },
     verify=_verify_gather,
+    work=WorkClass.ELEMENTWISE,
 )
 
 
@@ -112,4 +115,5 @@ define(
     },
     verify=_verify_scatter,
     body=True,
+    work=WorkClass.ELEMENTWISE,
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType
@@ -113,4 +114,5 @@ define(
     },
     evaluate=_evaluate_join,
     verify=_verify_join,
+    work=WorkClass.ELEMENTWISE,
 )

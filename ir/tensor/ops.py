@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.expr import Expr, symbols
+from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Attr, Op, Pairs, Value
 from tilewright.ir.opdef import AttrDef, define, no_results
 from tilewright.ir.simplify import interval
@@ -177,6 +178,13 @@ _REDUCED = {
     "fill": SHAPED["fill"],
     "init": AttrDef("list", (0.0,), "initial accumulator per result"),
 }
+
+
+def _work_of_window(op: Op) -> WorkClass:
+    """Depthwise convolutions sum products; pooling reduces."""
+    return WorkClass.NORMALISATION if contraction(op) is None else WorkClass.CONTRACTION
+
+
 define(
     "tensor.map",
     ("operands*",),
@@ -185,6 +193,7 @@ define(
     results=None,
     verify=_verify_structured,
     body=True,
+    work=WorkClass.ELEMENTWISE,
 )
 define(
     "tensor.reduce",
@@ -194,6 +203,7 @@ define(
     results=None,
     verify=_verify_structured,
     body=True,
+    work=WorkClass.NORMALISATION,
 )
 define(
     "tensor.contract",
@@ -210,6 +220,7 @@ define(
     },
     verify=_verify_structured,
     body=True,
+    work=WorkClass.CONTRACTION,
 )
 define(
     "tensor.window",
@@ -219,6 +230,7 @@ define(
     results=None,
     verify=_verify_structured,
     body=True,
+    work=_work_of_window,
 )
 
 

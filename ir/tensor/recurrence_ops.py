@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.expr import symbols
+from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op
 from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, reads, verify_reads, verify_scalar_body
@@ -47,4 +48,5 @@ define(
     },
     verify=_verify_recur,
     body=True,
+    work=WorkClass.CONTRACTION,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from tilewright.ir import Op, Sym, Value
 from tilewright.ir.expr import Expr, symbols
-from tilewright.ir.simplify import Ranges, simplify
+from tilewright.ir.simplify import Ranges, coefficients, simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 
 #: ops whose element at a point depends on single elements of their operands: computed where they are used
@@ -64,6 +65,15 @@ def placed_reads(op: Op) -> list[tuple[Value, tuple[Expr, ...]]]:
     """Operands read at indices known without data, and those indices; a gather's data is none of them."""
     where = reads(op)
     return list(zip(op.operands[len(op.operands) - len(where) :], where, strict=True))
+
+
+def index_step(e: Expr, ranges: Ranges) -> int:
+    """Return a divisor of all steps of an index from its first value on; 1 where none is seen."""
+    moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
+    form = coefficients(e, moving, ranges)
+    if form is None or not isinstance(form[1], int):
+        return 1
+    return max(1, gcd(*form[0].values()))
 
 
 def slices_of(op: Op) -> dict[int, str]:

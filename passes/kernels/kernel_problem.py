@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
-from tilewright.ir.simplify import Ranges, coefficients, interval, simplify
+from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.analysis.index_sets import POINTWISE, placed_reads, recompute_cost, slices_of
+from tilewright.passes.analysis.index_sets import (
+    POINTWISE,
+    index_step,
+    placed_reads,
+    recompute_cost,
+    slices_of,
+)
 from tilewright.passes.analysis.shared_work import free_ops, shared_work
 
 #: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
@@ -277,15 +283,6 @@ def reached(kernel: Func, p: Value) -> int:
                 box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
             most = max(most, box)
     return most
-
-
-def index_step(e: Expr, ranges: Ranges) -> int:
-    """Return a divisor of all steps of an index from its first value on; 1 where none is seen."""
-    moving = [name for name in dict.fromkeys(symbols(e)) if ranges[name][0] < ranges[name][1]]
-    form = coefficients(e, moving, ranges)
-    if form is None or not isinstance(form[1], int):
-        return 1
-    return max(1, gcd(*form[0].values()))
 
 
 def _outputs(kernel: Func) -> tuple[Value, ...]:

@@ -13,8 +13,8 @@ from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
-from tilewright.passes.analysis.index_sets import POINTWISE
-from tilewright.passes.kernels.kernel_problem import contract_roles, index_step
+from tilewright.passes.analysis.index_sets import POINTWISE, index_step
+from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.rewriting.values import copied_ops, needed
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 

@@ -36,14 +36,22 @@ def add_explain(sub: Sub) -> None:
     p.add_scoped(p, step, "--loss", default="cross_entropy", help="its loss (default cross_entropy)")
     p.add_scoped(
         p,
-        step,
+        OptionScope(NETWORKS, without=("--partitioners",)),
         "--precision",
         default="fp32",
         choices=get_args(Precision),
-        help="its precision (default fp32)",
+        help="the precision of the network or its step (default fp32)",
     )
     p.add_scoped(
         p, step, "--memory-budget", metavar="BYTES", help="what it may take on the device, such as 8GiB"
+    )
+    p.add_scoped(
+        p,
+        OptionScope(without=("--partitioners",)),
+        "--mue",
+        action="store_true",
+        help="show the data that every kernel moves: operator class, operations, words in and out, "
+        "compulsory and moved bytes, memory usage efficiency (MUE), and sums by class",
     )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
     p.set_defaults(action="commands.explain:run_explain")

@@ -6,19 +6,28 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.compilation.lowering import lower
+from tilewright.compilation.kernel_records import KernelRecord
+from tilewright.compilation.lowering import Lowered, lower
 from tilewright.compilation.option_values import PARTITIONER
 from tilewright.compilation.report_facts import compilation_facts, layout_text, parameter_facts
+from tilewright.costmodel import Hardware
 from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import InputError, Module, Ref
 from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
+from tilewright.tools.data_movement.kernel_rows import (
+    MovementRow,
+    movement_facts,
+    movement_rows,
+    movement_text,
+)
+from tilewright.tools.report.facts import hardware_of
 from tilewright.tools.report.training_costs import training_costs, training_text
 from tilewright.tools.report.wording import hardware_text, weights_text
 from tilewright.training import optim
@@ -35,6 +44,9 @@ def run_explain(a: argparse.Namespace) -> None:
     if a.train:
         explain_step(a)
         return
+    if a.mue:
+        explain_movement(a)
+        return
     name, facts, called = _saved(a) if Path(a.network).suffix == ".tw" else _lowered(a)
     calls = Counter(called)
     try:
@@ -45,8 +57,36 @@ def run_explain(a: argparse.Namespace) -> None:
     print(json.dumps(rows, indent=1) if a.json else text)
 
 
+def explain_movement(a: argparse.Namespace) -> None:
+    """Print the data movement of every kernel of a network, or of what was saved."""
+    if Path(a.network).suffix == ".tw":
+        exe = load_saved(a)
+        target, hardware = exe.target, hardware_of(exe.report())
+        tensor, thread = exe.artifact.module("tensor"), exe.artifact.module("thread")
+        records: Sequence[KernelRecord] = [KernelRecord.read(k) for k in exe.report()["kernels"]]
+    else:
+        lowered = _lowering(load_network(a), a)
+        target, hardware = str(lowered.target), lowered.target.hardware
+        tensor, thread, records = lowered.tensor, lowered.thread, lowered.records
+    _print_movement(
+        f"{a.network} for {target}", movement_rows(tensor, thread, records, hardware), hardware, a
+    )
+
+
+def _print_movement(
+    head: str, rows: Sequence[MovementRow], hardware: Hardware, a: argparse.Namespace
+) -> None:
+    if a.json:
+        print(json.dumps(movement_facts(rows, hardware), indent=1))
+    else:
+        print(f"{head}\n{movement_text(rows, hardware)}")
+
+
 def explain_step(a: argparse.Namespace) -> None:
-    """Print what the training step of a network costs by the model: per op, and of what is saved."""
+    """Print what the training step of a network costs by the model: per op, and of what is saved.
+
+    With --mue, print the data movement of every kernel instead.
+    """
     target = resolve_target(a.target)
     rate = {"lr": 0.1, "momentum": 0.9} if a.train == "sgd" else {}
     if a.train not in optim.NAMED:
@@ -58,8 +98,15 @@ def explain_step(a: argparse.Namespace) -> None:
         unused="keep",
         memory_budget=a.memory_budget,
     )
+    lowered = lower(step, target, precision=a.precision)
+    if a.mue:
+        rows = movement_rows(lowered.tensor, lowered.thread, lowered.records, target.hardware)
+        _print_movement(
+            f"a step of {a.network} with {a.train} in {a.precision} for {target}", rows, target.hardware, a
+        )
+        return
     facts = {
-        **training_costs(lower(step, target, precision=a.precision)),
+        **training_costs(lowered),
         "parameters": parameter_facts(step),
     }
     if a.json:
@@ -70,14 +117,24 @@ def explain_step(a: argparse.Namespace) -> None:
     print(training_text(facts))
 
 
+def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
+    chosen = passes_of(a)
+    return lower(
+        module,
+        resolve_target(a.target),
+        own=chosen["passes"],
+        verify_each=chosen["verify_each"],
+        precision=a.precision,
+    )
+
+
 def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
     """Target, facts, and the kernel of every launch of a network."""
-    module, target = load_network(a), resolve_target(a.target)
-    chosen = passes_of(a)
-    lowered = lower(module, target, own=chosen["passes"], verify_each=chosen["verify_each"])
+    module = load_network(a)
+    lowered = _lowering(module, a)
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
     return (
-        str(target),
+        str(lowered.target),
         {**compilation_facts(lowered), "parameters": parameter_facts(module)},
         [ref.name for ref in calls if isinstance(ref, Ref)],
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from textwrap import dedent
 from typing import Any
 
@@ -15,9 +14,9 @@ from tilewright.costmodel import CpuHardware, Hardware, fill_from_machine, load_
 from tilewright.costmodel.hardware.calibration import with_constants
 from tilewright.costmodel.hardware.description import SHIPPED
 from tilewright.costmodel.kernels.bound import LAUNCH, PEAK
-from tilewright.ir import AttrRecord, Func, InputError, Module, Op, ScalarType, UnsupportedError, show_func
-from tilewright.ir.tensor.ops import domain
+from tilewright.ir import AttrRecord, Func, InputError, Module, Op, UnsupportedError, show_func
 from tilewright.measuring.stream_choice import kernel_costs, work_of
+from tilewright.passes.analysis.work.operator_work import kernel_operations
 from tilewright.passes.kernels.decision import (
     KernelDecision,
     chosen_for,
@@ -32,6 +31,7 @@ from tilewright.running.checking import random_inputs
 from tilewright.running.executable import LEVELS, Executable
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelResources
+from tilewright.tools.data_movement.kernel_rows import MovementRow, movement_row
 from tilewright.tools.report.fused_ops import FusedOps, locations_in
 from tilewright.tools.report.operator_class import class_of, op_title, ops_by_location
 from tilewright.tools.report.saved_facts import check_saved
@@ -56,6 +56,7 @@ class KernelFacts:
     limit: str
     operations: int
     bytes: int
+    movement: MovementRow
     grid: tuple[int, ...]
     block: int
     params: dict[str, Any]
@@ -135,7 +136,7 @@ class _Collector:
         self.exe, self.plan = exe, exe.plan
         self.report = exe.report()
         check_saved(self.report, self.plan)
-        self.hardware = _hardware(self.report)
+        self.hardware = hardware_of(self.report)
         graph, tensor, thread = map(exe.artifact.module, LEVELS)
         self.tensor = _kernels(tensor, "tensor", self.plan)
         self.thread = _kernels(thread, "thread", self.plan)
@@ -219,6 +220,14 @@ class _Collector:
             limit=cost["limit"],
             operations=operations,
             bytes=kernel_bytes(tensor),
+            movement=movement_row(
+                tensor,
+                self.thread[name],
+                KernelRecord.read({**k, "cost": cost}),
+                self.hardware,
+                calls=len(mine),
+                seconds=sum(mine) / len(mine) if timing.measured else None,
+            ),
             grid=tuple(k["grid"]),
             block=k["block"],
             params=k["params"] or {},
@@ -246,7 +255,7 @@ def _text(f: Func) -> str:
     return dedent(show_func(f, locations=False))
 
 
-def _hardware(report: Mapping[str, Any]) -> Hardware:
+def hardware_of(report: Mapping[str, Any]) -> Hardware:
     """The record the compilation used, with what was measured; a CPU's with the cores of this machine."""
     try:
         record = load_hardware(str(report["hardware"]))
@@ -261,33 +270,9 @@ def _hardware(report: Mapping[str, Any]) -> Hardware:
     return with_constants(record, constants, str(report.get("hardware_origin", SHIPPED)))
 
 
-#: scalar ops that are no arithmetic: they name, place, choose or convert values
-FREE = frozenset({"yield", "const", "index", "broadcast", "extract", "cast", "select"})
-
-
-def kernel_operations(kernel: Func) -> int:
-    """Useful arithmetic: each point of each op once, a fused multiply-add counted as two operations.
-
-    Taps on padding count, as is the custom; comparisons, selections, conversions and index arithmetic do not.
-    """
-    return sum(prod(domain(op).values()) * _per_point(op) for op in kernel.body.ops)
-
-
 def kernel_bytes(kernel: Func) -> int:
     """Compulsory traffic: what the kernel's reads reach of its parameters, and its results."""
     return traffic(kernel)
-
-
-def _per_point(op: Op) -> int:
-    return sum(_operations(o) for o in op.body.ops) if op.body is not None else 0
-
-
-def _operations(op: Op) -> int:
-    name = op.name.removeprefix("scalar.")
-    types = [r.type for r in op.results]
-    if name in FREE or not all(isinstance(t, ScalarType) and t.dtype != "bool" for t in types):
-        return 0
-    return 2 if name == "fma" else 1
 
 
 #: likeliest points by the model that the page shows beside the chosen one

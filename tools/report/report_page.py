@@ -7,8 +7,10 @@ from html import escape
 from typing import Any
 
 from tilewright.costmodel.hardware.provenance import borrowed_constants, borrowed_text
+from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.profiling.replay_record import Clock
 from tilewright.runtime.arena.placement import arena_lower_bound
+from tilewright.tools.data_movement.kernel_rows import source_of_times, totals
 from tilewright.tools.report.facts import ReportFacts
 from tilewright.tools.report.figures import class_colours
 from tilewright.tools.report.graph_picture import graph_picture
@@ -43,6 +45,8 @@ def report_page(facts: ReportFacts) -> str:
         timeline_note=escape(timeline_note(facts)),
         roofline=roofline_svg(facts),
         roofline_note=escape(_roofline_note(facts)),
+        movement=movement_table(facts),
+        movement_note=escape(_movement_note(facts)),
         graph_note=escape(_graph_note(facts)),
         legend="".join(_legend(colours)),
         graph=graph_picture(facts),
@@ -123,6 +127,57 @@ def _roofline_note(facts: ReportFacts) -> str:
         "least; what stays in a cache between two kernels does not reach DRAM, so points may lie above that "
         f"roof. The area of a point is its share of the time.{more}"
     )
+
+
+def _movement_note(facts: ReportFacts) -> str:
+    source = source_of_times([k.movement for k in facts.kernels])
+    return (
+        f"Memory usage efficiency, MUE = 100 (Q/D)(B/B^), with {source} times: Q are the bytes of inputs and "
+        "outputs, each once; D what the kernel asks of global memory by its cut; B = D/t, and B^ = "
+        f"{bytes_text(facts.hardware.dram_bytes_per_s)}/s. D cancels. A kernel is memory bound where its MUE "
+        "is above its percent of peak. What a cache kept from the kernel before can lift MUE above 100."
+    )
+
+
+#: headings of the tables of data movement
+_SUMS = ("operator class", "launches", "operations", "Q", "D", "time", "share", "MUE", "memory bound")
+_KERNELS = (
+    "kernel", "operator class", "operations", "words in", "words out", "Q", "D", "time", "MUE", "of peak",
+    "bound",
+)  # fmt: skip
+
+
+def movement_table(facts: ReportFacts) -> str:
+    """Sums by class of operator, then every kernel, of one launch each."""
+    rows = [k.movement for k in facts.kernels]
+    sums = [
+        (
+            t["work"], str(t["launches"]), operations_text(t["flops"]), bytes_text(t["compulsory_bytes"]),
+            _moved(t["moved_bytes"]), seconds_text(t["seconds"]), f"{t['share']:.1f} %", f"{t['mue']:.1f}",
+            f"{t['memory_bound']} of {t['launches']}",
+        )
+        for t in totals(rows, facts.hardware.dram_bytes_per_s)
+    ]  # fmt: skip
+    kernels = [
+        (
+            r.kernel, r.work, operations_text(r.flops), f"{r.words_in:,}", f"{r.words_out:,}",
+            bytes_text(r.compulsory_bytes), _moved(r.moved_bytes), seconds_text(r.seconds), f"{r.mue:.1f}",
+            f"{r.peak_share:.1f} %", f"{'memory' if r.memory_bound else 'compute'}: "
+            f"{LIMITS.get(r.limit, r.limit)}",
+        )
+        for r in rows
+    ]  # fmt: skip
+    return _plain_table(_SUMS, sums) + _plain_table(_KERNELS, kernels)
+
+
+def _moved(nbytes: int | None) -> str:
+    return "" if nbytes is None else bytes_text(nbytes)
+
+
+def _plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    header = "".join(f"<th>{escape(h)}</th>" for h in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>'
 
 
 def _graph_note(facts: ReportFacts) -> str:
