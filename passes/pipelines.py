@@ -70,6 +70,7 @@ store-pieces,
 split-dims,
 merge-dims,
 share-kernels,
+order-kernels,
 mark-weights,
 choose-parameters,
 pack-weights,
@@ -120,7 +121,7 @@ _LOWERED = GRAPH_TO_TENSOR.only("graph-to-tensor")
 _KERNELS = _CLEAN + TENSOR.only(
     "fuse-kernels", "store-factors", "split-dims", "merge-dims", "choose-parameters"
 )
-_STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "fuse-kernels")
+_STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "fuse-kernels", "order-kernels")
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 
 #: pipelines for pieces of a network (see `tilewright.passes.estimation`), cut out of the pipelines

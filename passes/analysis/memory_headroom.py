@@ -70,7 +70,7 @@ def _headroom(func: Func, name: str, ctx: PassContext) -> MemoryHeadroom:
 def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
     """Most bytes alive at once, and by mark what is alive beside a kernel's operands that end and results."""
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
-    whole = _joined(kernels.main)
+    whole = joined_arrays(kernels.main)
     last = {whole.get(v, v): i for i, op in enumerate(calls) for v in (*op.operands, *op.results)}
     returned = [whole.get(v, v) for v in kernels.main.body.ops[-1].operands]
     last |= dict.fromkeys(returned, len(calls))
@@ -84,17 +84,18 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
         alive_bytes += bytes_of(own - alive)
         alive |= own
         callee = kernels[_name(call)]
-        peak = max(peak, alive_bytes - _overwritten(call, callee, ended))
+        over = [v.tensor.nbytes for v in overwritten_operands(call, callee) if v in ended]
+        peak = max(peak, alive_bytes - max(over, default=0))
         others_bytes = alive_bytes - bytes_of(alive & {*ended, *call.results})
         beside.update((op.loc, others_bytes) for op in callee.body.ops if op.loc.startswith("#"))
         touched = own | {whole.get(v, v) for v in call.operands}
-        over = {v for v in touched if last.get(v, -1) <= i}
-        alive_bytes -= bytes_of(over & alive)
-        alive -= over
+        gone = {v for v in touched if last.get(v, -1) <= i}
+        alive_bytes -= bytes_of(gone & alive)
+        alive -= gone
     return peak, beside
 
 
-def _joined(main: Func) -> dict[Value, Value]:
+def joined_arrays(main: Func) -> dict[Value, Value]:
     """The array that holds each piece of a join."""
     whole: dict[Value, Value] = {}
     for op in reversed(main.body.ops):
@@ -109,16 +110,15 @@ def _name(call: Op) -> str:
     return ref.name
 
 
-def _overwritten(call: Op, kernel: Func, ended: set[Value]) -> int:
-    """Bytes of an operand that ends here and may take the result: read where the same point is written."""
-    fitting = [
+def overwritten_operands(call: Op, kernel: Func) -> list[Value]:
+    """The operands whose place a result may take: as large, and read where the same point is written."""
+    sizes = {r.tensor.nbytes for r in call.results}
+    return [
         v
         for v, p in zip(call.operands, kernel.params, strict=True)
-        if v in ended
-        and any(v.tensor.nbytes == r.tensor.nbytes for r in call.results)
+        if v.tensor.nbytes in sizes
         and all(_reads_own_point(op, p) for op in kernel.body.ops if p in op.operands)
     ]
-    return max((v.tensor.nbytes for v in fitting), default=0)
 
 
 def _reads_own_point(op: Op, operand: Value) -> bool:

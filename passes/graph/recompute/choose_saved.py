@@ -37,7 +37,7 @@ FEW_OPS = 200
 #: say which choice is faster
 ESTIMATE_ERROR = 0.15
 #: per cent of memory that one per cent of time is worth within that error
-TIME_WORTH = 4
+TIME_WORTH = 6
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 

@@ -1,0 +1,94 @@
+"""Orders of steps by the bytes alive: never worse than the given one, and near the best of all."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tilewright.passes.tensor.order_kernels import Steps, in_order, least_memory_order
+
+
+def graph(reads, nbytes, kept=(), overwrites=None) -> Steps:
+    """Step i makes array i of `nbytes[i]` from arrays `reads[i]`."""
+    touches = [(*r, i) for i, r in enumerate(reads)]
+    return Steps(
+        touches, nbytes, [frozenset(r) for r in reads], frozenset(kept), overwrites or [()] * len(reads)
+    )
+
+
+def drawn(rng: np.random.Generator, count: int) -> Steps:
+    reads = [tuple(np.flatnonzero(rng.random(i) < 1.5 / max(1, i)).tolist()) for i in range(count)]
+    return graph(reads, rng.integers(1, 50, count).tolist(), kept=(count - 1,))
+
+
+def least_peak(steps: Steps) -> int:
+    """The least peak of all orders: over all sets of steps that may have run, the best way to each."""
+    count = len(steps.after)
+    peaks = {0: 0}
+    for _ in range(count):
+        further: dict[int, int] = {}
+        for ran, peak in peaks.items():
+            done = [i for i in range(count) if ran >> i & 1]
+            for i in range(count):
+                if not ran >> i & 1 and all(ran >> b & 1 for b in steps.after[i]):
+                    during = max(peak, steps.alive_bytes([*done, i])[-1])
+                    now = ran | 1 << i
+                    further[now] = min(during, further.get(now, during))
+        peaks = further
+    return peaks[(1 << count) - 1]
+
+
+def is_valid(steps: Steps, order) -> bool:
+    place = {step: i for i, step in enumerate(order)}
+    return sorted(order) == list(range(len(steps.after))) and all(
+        place[b] < place[i] for i, before in enumerate(steps.after) for b in before
+    )
+
+
+def test_orders_are_valid_and_not_worse_and_mostly_the_best_of_all():
+    rng = np.random.default_rng(7)
+    best = 0
+    for _ in range(60):
+        steps = drawn(rng, int(rng.integers(3, 10)))
+        order = least_memory_order(steps)
+        least, peak = least_peak(steps), steps.peak_bytes(order)
+        assert is_valid(steps, order)
+        assert least <= peak <= steps.peak_bytes(range(len(steps.after)))
+        assert peak <= 1.5 * least
+        best += peak == least
+    assert best >= 45
+
+
+@pytest.mark.parametrize("layers", [4, 16])
+def test_what_is_computed_again_comes_right_before_its_reader(layers):
+    """A forward chain that keeps every value for the backward chain, against one that makes them again."""
+    reads, nbytes = [()], [10]
+    for i in range(layers):
+        reads.append((i,))
+        nbytes.append(10)
+    reads += [(0,)] * layers  # copies of the values, each from the one input, as a sort by levels has them
+    nbytes += [10] * layers
+    for i in range(layers):  # the backward pass: the last copy first
+        reads.append((layers if i == 0 else 2 * layers + i, 2 * layers - i))
+        nbytes.append(10)
+    steps = graph(reads, nbytes, kept=(len(reads) - 1,))
+    assert steps.peak_bytes(range(len(reads))) > 10 * layers
+    assert steps.peak_bytes(least_memory_order(steps)) <= 40
+
+
+def test_gradients_of_weights_end_at_once():
+    """Each gradient is followed by the update that ends it."""
+    reads = [(), (0,), (0,), (0,), (1,), (2,), (3,)]
+    steps = graph(reads, [8, 64, 64, 64, 1, 1, 1], kept=(4, 5, 6))
+    order = least_memory_order(steps)
+    assert all(b == a + 3 for a, b in pairwise(order) if a in (1, 2, 3))
+    assert steps.peak_bytes(order) == 8 + 64 + 2  # the input, or what it ends with, and two results
+
+
+def test_results_in_place_of_operands_take_no_bytes():
+    steps = graph([(), (0,), (1,)], [10, 10, 10], kept=(2,), overwrites=[(), (0,), ()])
+    assert steps.alive_bytes(range(3)) == [10, 10, 20]
+
+
+def test_ready_steps_run_by_their_keys():
+    assert in_order([set(), set(), {0}, {1}], lambda step: ((3, 1, 0, 2)[step],)) == [1, 3, 0, 2]
