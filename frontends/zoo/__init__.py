@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from tilewright.frontends.zoo.bert import BERT_NETWORKS, bert
 from tilewright.frontends.zoo.digits import digits, linear_classifier
 from tilewright.frontends.zoo.encoder import LAYERS, encoder_layer
+from tilewright.frontends.zoo.encoder_dataflow import encoder_dataflow
 from tilewright.frontends.zoo.gpt import GPT_NETWORKS, gpt
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
 from tilewright.frontends.zoo.recommendation import dlrm
@@ -22,6 +23,7 @@ __all__ = [
     "build",
     "digits",
     "dlrm",
+    "encoder_dataflow",
     "encoder_layer",
     "gpt",
     "linear_classifier",
@@ -35,6 +37,7 @@ NETWORKS: Mapping[str, Callable[..., Module]] = {
     "digits": digits,
     "linear_classifier": linear_classifier,
     "dlrm": dlrm,
+    "encoder_dataflow": encoder_dataflow,
     **BERT_NETWORKS,
     **GPT_NETWORKS,
     **LAYERS,

@@ -53,5 +53,12 @@ def add_explain(sub: Sub) -> None:
         help="show the data that every kernel moves: operator class, operations, words in and out, "
         "compulsory and moved bytes, memory usage efficiency (MUE), and sums by class",
     )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--mue", "--pass-pipeline")),
+        "--operators",
+        action="store_true",
+        help="show what every operator of the network computes, reads and writes before anything is fused",
+    )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
     p.set_defaults(action="commands.explain:run_explain")

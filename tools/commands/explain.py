@@ -27,6 +27,7 @@ from tilewright.tools.data_movement.kernel_rows import (
     movement_rows,
     movement_text,
 )
+from tilewright.tools.data_movement.operators import operator_facts, operator_text, operators_of
 from tilewright.tools.report.facts import hardware_of
 from tilewright.tools.report.training_costs import training_costs, training_text
 from tilewright.tools.report.wording import hardware_text, weights_text
@@ -46,6 +47,9 @@ def run_explain(a: argparse.Namespace) -> None:
         return
     if a.mue:
         explain_movement(a)
+        return
+    if a.operators:
+        _print_operators(load_network(a), a.network, a)
         return
     name, facts, called = _saved(a) if Path(a.network).suffix == ".tw" else _lowered(a)
     calls = Counter(called)
@@ -82,10 +86,19 @@ def _print_movement(
         print(f"{head}\n{movement_text(rows, hardware)}")
 
 
+def _print_operators(module: Module, head: str, a: argparse.Namespace) -> None:
+    """Print what every operator of a network computes, reads and writes by itself."""
+    operators = operators_of(module)
+    if a.json:
+        print(json.dumps(operator_facts(operators), indent=1))
+    else:
+        print(f"{head}: operators before fusion\n{operator_text(operators)}")
+
+
 def explain_step(a: argparse.Namespace) -> None:
     """Print what the training step of a network costs by the model: per op, and of what is saved.
 
-    With --mue, print the data movement of every kernel instead.
+    With --mue, print the data movement of every kernel instead, with --operators that of every operator.
     """
     target = resolve_target(a.target)
     rate = {"lr": 0.1, "momentum": 0.9} if a.train == "sgd" else {}
@@ -98,6 +111,9 @@ def explain_step(a: argparse.Namespace) -> None:
         unused="keep",
         memory_budget=a.memory_budget,
     )
+    if a.operators:
+        _print_operators(step, f"a step of {a.network} with {a.train}", a)
+        return
     lowered = lower(step, target, precision=a.precision)
     if a.mue:
         rows = movement_rows(lowered.tensor, lowered.thread, lowered.records, target.hardware)

@@ -19,7 +19,7 @@ from tilewright.ir.opdef import op_def, work_class_of
 from tilewright.ir.simplify import Ranges, interval
 from tilewright.ir.tensor.ops import SPLIT, TF32, domain, ranges_of
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.ir.types import ScalarType, itemsize
+from tilewright.ir.types import FLOATS, ScalarType, itemsize
 from tilewright.passes.analysis.index_sets import index_step, placed_reads
 
 #: scalar ops that are no arithmetic: they name, place, choose or convert values
@@ -82,7 +82,7 @@ def operator_work(ops: Sequence[Op], results: Collection[Value]) -> OperatorWork
     written = [v for v in dict.fromkeys(results) if v in own]
     return OperatorWork(
         class_of_work(ops),
-        sum(map(op_operations, ops)),
+        sum(map(op_flops, ops)),
         sum(words.values()),
         sum(v.tensor.size for v in written),
         sum(n * itemsize(v.tensor.dtype) for v, n in words.items()),
@@ -108,6 +108,14 @@ def op_operations(op: Op) -> int:
     """Useful arithmetic of a tensor op, as `kernel_operations` counts it."""
     body = op.body.ops if op.body is not None else ()
     return prod(domain(op).values()) * sum(map(_operations, body)) if body else 0
+
+
+def op_flops(op: Op) -> int:
+    """Useful arithmetic of a tensor op, where integers count in sums of products alone, as of quantised
+    networks: elsewhere they are addresses and random bits.
+    """
+    counts = any(r.tensor.dtype in FLOATS for r in op.results) or work_class_of(op) is WorkClass.CONTRACTION
+    return op_operations(op) if counts else 0
 
 
 def _operations(op: Op) -> int:
