@@ -52,11 +52,11 @@ def vjp(
     trained = run_pipeline(module, passes, PassContext())
     known = [p.hint for p in trained.main.params if p.tensor.dtype in FLOATS and p.hint in module.input_names]
     trained = promoted(trained)
+    if storage is not None:  # before it is differentiated: gradients have the types of what they belong to
+        narrow = Pipeline.parse(f"infer-shapes, narrow-interface{{dtype={storage}}}")
+        trained = run_pipeline(trained, narrow, PassContext())
     out = _joined(trained, [wrt] if isinstance(wrt, str) else wrt, known)
-    if storage is None:
-        return run_pipeline(out, Pipeline.parse("cse, dce"), PassContext())
-    narrow = Pipeline.parse(f"infer-shapes, narrow-interface{{dtype={storage}}}, cse, dce")
-    return run_pipeline(out, narrow, PassContext())
+    return run_pipeline(out, Pipeline.parse("cse, dce"), PassContext())
 
 
 def _joined(module: Module, wrt: Sequence[str] | None, inputs: Sequence[str]) -> Module:

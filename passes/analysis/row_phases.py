@@ -147,6 +147,11 @@ def row_phases(kernel: Func) -> RowPhases | None:
             if rows is None:
                 return None
             phases.append(Phase(op, tuple(rows), tuple(d for d in dims(op, "par") if d not in rows)))
+    return phases_of(phases, ops)
+
+
+def phases_of(phases: Sequence[Phase], ops: Sequence[Op]) -> RowPhases:
+    """The phases with what they read, and how they share walks; ops: of the kernel, in their order."""
     producers = {r: op for op in ops for r in op.results}
     uses: dict[Value, Uses] = {}
     for number, phase in enumerate(phases):

@@ -15,7 +15,7 @@ from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
-from tilewright.passes.analysis.row_phases import Phase, row_phases
+from tilewright.passes.analysis.row_phases import Phase, RowPhases, row_phases
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.rows.combiners import combiner, first_of, neutral
 from tilewright.passes.kernels.rows.partial_sums import in_runs
@@ -41,16 +41,20 @@ class RowWalks(ABC):
             raise InputError(
                 f"expected threads_per_row to be a power of two, got {self.width}", where=self.where
             )
-        found = row_phases(kernel)
-        if found is None:
-            raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
+        self.extents, found = self.nest(kernel)
         self.kernel, self.row_phases, self.phases = kernel, found, found.phases
         self.uses = found.uses
-        self.extents = tuple(dims(self.phases[0].op, "par").values())
         #: values that stay in registers from one phase to the next
         self.reused: tuple[Value, ...] = ()
         #: results of the reductions so far
         self.totals: dict[Value, Value] = {}
+
+    def nest(self, kernel: Func) -> tuple[tuple[int, ...], RowPhases]:
+        """Return extents of the rows, and the phases that walk along them."""
+        found = row_phases(kernel)
+        if found is None:
+            raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
+        return tuple(dims(found.phases[0].op, "par").values()), found
 
     def place(self, groups: Sequence[int], *, lanes_inner: bool) -> None:
         """Lay the threads of a block on groups of these extents; `lanes_inner`: those of one group are next
@@ -71,6 +75,11 @@ class RowWalks(ABC):
 
     def lower(self) -> Func:
         """The thread-level function."""
+        self.write_phases()
+        return self.w.finish()
+
+    def write_phases(self) -> None:
+        """Write the phases of the rows at `at`."""
         w = self.w
         for walk in self.row_phases.walks:
             with w.b.at(self.phases[walk[0]].op.loc):
@@ -82,7 +91,6 @@ class RowWalks(ABC):
                     for r in self.phases[number].op.results:
                         if r in w.outputs:
                             self._store(number, self.phases[number], r)
-        return w.finish()
 
     # -- how threads lie on rows -----------------------------------------------------------------------------
     @abstractmethod
@@ -168,10 +176,14 @@ class RowWalks(ABC):
             parts.append(part)
 
         self.fold_steps(walk, parts)
-        for phase, name, part in zip(phases, names, parts, strict=True):
-            first = first_of(phase.op)
-            last = None if first == neutral(phase.op) else first
-            self.totals[phase.op.result] = self.merged(str(name), part, last)
+        for phase, part in zip(phases, parts, strict=True):
+            self.take_total(phase, part)
+
+    def take_total(self, phase: Phase, part: Value) -> None:
+        """Note a reduction's result, from what each thread folded."""
+        first = first_of(phase.op)
+        last = None if first == neutral(phase.op) else first
+        self.totals[phase.op.result] = self.merged(str(combiner(phase.op)), part, last)
 
     def fold_steps(self, walk: Sequence[int], parts: Sequence[Value]) -> None:
         """Fold all steps of the phases of these numbers into their parts, registers of [vec] each."""
@@ -271,7 +283,7 @@ class RowsKept(RowWalks):
         steps = max((self.steps(phase) for phase in self.phases if phase.columns), default=0)
         if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
             self.reused = self.row_phases.kept(self.kernel)
-        self._preload()
+        self.preload()
 
     # -- walks -----------------------------------------------------------------------------------------------
     def walk(self, steps: int, *, reads: bool = True) -> AbstractContextManager[Expr]:
@@ -300,7 +312,7 @@ class RowsKept(RowWalks):
         phase = next(p for p in self.phases if p.columns)
         self.kept[v] = self.w.alloc((self.steps(phase), self.vec), v.tensor.dtype, "reg", "kept")
 
-    def _preload(self) -> None:
+    def preload(self) -> None:
         """Read all kept parameters at once, before anything waits for one of them."""
         w = self.w
         params = [v for v in self.reused if v in w.inputs]

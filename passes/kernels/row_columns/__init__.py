@@ -1,0 +1,1 @@
+"""Walks along rows that also add up columns, part by part."""

@@ -1,0 +1,145 @@
+"""Parameters of kernels of rows and columns, and their seconds by the cost model."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.costmodel import Hardware
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.bound import global_bound
+from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.costmodel.kernels.parameters import RowReduceParameters
+from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.ir import Func
+from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
+from tilewright.ir.tensor.ops import domain
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.kernel_problem import traffic
+from tilewright.passes.kernels.row_columns.view import RowsAndColumns, rows_and_columns
+from tilewright.passes.kernels.rows.combiners import combiner
+from tilewright.passes.kernels.rows.space import OTHER_REGISTERS, keeps
+
+#: threads of a block, and registers of a thread that sums of columns may take
+_BLOCK = (128, 256, 512)
+_SUM_REGISTERS = 64
+#: steps of a thread along a row, which are all unrolled
+_STEPS = 8
+
+
+def choose_row_columns(kernel: Func, hardware: Hardware) -> Func | None:
+    """A kernel of rows and columns with its template and parameters; None for others, and where none fit."""
+    view = rows_and_columns(kernel)
+    if view is None or not isinstance(hardware, GpuHardware) or not view.phases.alike:
+        return None
+    if any(combiner(view.phases.phases[n].op) is None for n in view.sums):
+        return None
+    problem = row_columns_problem(kernel, view)
+    size = _element_bytes(kernel, view)
+    words = view.phases.kept_words(kernel)
+    if words == 0.0 and len(view.phases.walks) > 1 and any(_reduces(view)):
+        return None  # each walk would read its rows anew
+    space = [
+        RowReduceParameters(block // rows, rows, vec)
+        for block in _BLOCK
+        for rows in (1, 2, 4, 8, 16)
+        for vec in (8, 4, 2, 1)
+        if vec <= max(1, VECTOR_BYTES // size)
+        and view.columns[-1] % vec == 0
+        and view.length % rows == 0
+        and block // rows >= WARP
+        and _fits(view, block // rows, vec, words)
+        and _shared_bytes(view, rows) <= hardware.smem_per_block_max_bytes // 2
+    ]
+    if not space:
+        return None
+    seconds = [_seconds(problem, view, hardware, p, size, words) for p in space]
+    best = min(range(len(space)), key=seconds.__getitem__)
+    bound = global_bound(problem, hardware)
+    return decided(kernel, "row_columns", ParameterChoice(space[best], bound, seconds[best], len(space)))
+
+
+def row_columns_problem(kernel: Func, view: RowsAndColumns) -> RowReduceProblem:
+    """The kernel as a reduction of rows: each parameter is read once, each result written once."""
+    written = sum(v.tensor.nbytes for v in kernel.body.ops[-1].operands)
+    ops = [(op.body.ops, prod(domain(op).values())) for op in kernel.body.ops if op.body is not None]
+    flops = sum((len(body) - 1) * points for body, points in ops)
+    rows, length = prod(view.rows), prod(view.columns)
+    return RowReduceProblem(rows, length, traffic(kernel) - written, written, flops, 1)
+
+
+def _element_bytes(kernel: Func, view: RowsAndColumns) -> int:
+    """Bytes of an element of the largest array that is read."""
+    read = [v for v in view.phases.uses if v in kernel.params]
+    return itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype) if read else 4
+
+
+def _reduces(view: RowsAndColumns) -> list[bool]:
+    """Whether each phase is a reduction of rows."""
+    return [bool(p.columns) and p.op.name == "tensor.reduce" and i not in view.sums
+            for i, p in enumerate(view.phases.phases)]  # fmt: skip
+
+
+def _steps(view: RowsAndColumns, threads: int, vec: int) -> int:
+    return -(-prod(view.columns) // (threads * vec))
+
+
+def _shared_bytes(view: RowsAndColumns, rows: int) -> int:
+    """Bytes in which sums of rows at once are added up, for one block."""
+    sizes = [itemsize(op.result.tensor.dtype) for op in view.sums.values()]
+    return rows * prod(view.columns) * sum(set(sizes)) if rows > 1 else 0
+
+
+def _fits(view: RowsAndColumns, threads: int, vec: int, words: float) -> bool:
+    steps = _steps(view, threads, vec)
+    if threads > prod(view.columns) or steps > _STEPS:
+        return False
+    return keeps(steps, vec, words) and steps * vec * len(view.sums) <= _SUM_REGISTERS
+
+
+def _seconds(
+    problem: RowReduceProblem,
+    view: RowsAndColumns,
+    hardware: GpuHardware,
+    p: RowReduceParameters,
+    size: int,
+    words: float,
+) -> float:
+    """Memory traffic with the bytes in flight, issue slots, or the latency of rows that follow each other."""
+    fit = hardware.rows
+    threads, vec = p.threads_per_row * p.rows_per_block, p.vec
+    steps = _steps(view, p.threads_per_row, vec)
+    blocks, trips = problem.rows // view.length, view.length // p.rows_per_block
+    per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+    exchanged = sum(_reduces(view))
+    lanes = min(p.threads_per_row, WARP).bit_length() - 1
+    warps = max(1, p.threads_per_row // WARP)
+    walks = len(view.phases.walks)
+    instructions = steps * (fit.step_instructions * walks + vec * per_element)
+    instructions += exchanged * (2.0 * lanes + (warps if warps > 1 else 0))
+    waits = exchanged * (lanes * fit.exchange_clk + (fit.barrier_clk if warps > 1 else 0.0))
+    row_clk = instructions + waits + hardware.estimate_fetch_clk
+    last = len(view.sums) * (fit.barrier_clk + steps * vec * (p.rows_per_block + 1.0))
+    chain_clk = hardware.stream.block_start_clk + fit.start_instructions + trips * row_clk + last
+    registers = OTHER_REGISTERS + steps * vec * (words + len(view.sums))
+    shared = _shared_bytes(view, p.rows_per_block)
+    resident = int(hardware.registers_per_sm // (registers * threads))
+    if shared:
+        resident = min(resident, hardware.smem_per_sm_bytes // shared)
+    resident = max(1, min(resident, hardware.max_threads_per_sm // threads, hardware.max_blocks_per_sm))
+    per_sm = -(-blocks // hardware.sm_count)
+    issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
+    issued = fit.start_instructions + trips * instructions + last
+    issue_clk = per_sm * threads / WARP * issued / issue
+    rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
+    asked = max(1.0, problem.bytes_read / (problem.rows * problem.row_length * size))
+    flying = min(per_sm, resident) * threads * steps * vec * size * asked
+    rate *= min(1.0, flying / hardware.stream.bytes_in_flight_per_sm)
+    rate *= min(1.0, blocks / hardware.sm_count)
+    moved_s = problem.compulsory_bytes / rate
+    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    return (
+        hardware.launch_floor_s
+        + max(busy_s, moved_s)
+        + hardware.estimate_exposed_share * min(busy_s, moved_s)
+    )
