@@ -464,6 +464,16 @@ static inline void tw_mbarrier_arrive_warpgroup_of(unsigned long long* barrier) 
 static inline void tw_prefetch_map(const tw_tensor_map&) {}
 static inline unsigned int tw_cluster_rank() { return tw_rank(); }
 static inline void tw_cluster_barrier() { tw_barrier_of_cluster(-100); }
+template <int lanes, int blocks, class T>
+static inline void tw_sum_over_blocks(T* sums, const T* place) {
+    for (int i = 0; i < lanes; ++i) {
+        sums[i] = ((const T*)tw_in_block(place, 0))[i];
+        for (int rank = 1; rank < blocks; ++rank) sums[i] += ((const T*)tw_in_block(place, rank))[i];
+    }
+}
+template <int blocks, class T> static inline void tw_sum_of_cluster_1(T* sums, const T* place) { tw_sum_over_blocks<1, blocks>(sums, place); }
+template <int blocks, class T> static inline void tw_sum_of_cluster_2(T* sums, const T* place) { tw_sum_over_blocks<2, blocks>(sums, place); }
+template <int blocks, class T> static inline void tw_sum_of_cluster_4(T* sums, const T* place) { tw_sum_over_blocks<4, blocks>(sums, place); }
 
 // A transfer under way: coordinates are innermost first. `bytes` is that of a run, which has no map.
 struct TwTransfer {

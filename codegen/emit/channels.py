@@ -7,6 +7,7 @@ for the barrier on which a transaction arrives; the bytes of transactions are su
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from tilewright.codegen.emit.emission import Emission, emitter
@@ -34,6 +35,7 @@ from tilewright.ir.thread.channel_ops import (
     turn_of,
 )
 from tilewright.ir.thread.role_ops import (
+    MEET,
     ROLE,
     first_threads,
     issued_by_one,
@@ -209,8 +211,7 @@ def _role(e: Emission, op: Op) -> None:
         start = len(e.lines)
         e.role = op
         if issued_by_one(op):
-            with e.braces(f"if ({e.symbol('tid')} == 0)"):
-                e.ops(op.body)
+            _by_one(e, op.body)
         else:
             e.ops(op.body)
         e.role = None
@@ -220,6 +221,18 @@ def _role(e: Emission, op: Op) -> None:
     e.used_symbols = outer | (e.used_symbols - {"tid"})
     if op is roles[-1] and meets_others:
         e.line(f"{e.need('cluster_barrier')}();")
+
+
+def _by_one(e: Emission, body: Block) -> None:
+    """One thread does what stands between the places where all threads meet other blocks."""
+    meetings = [i for i, op in enumerate(body.ops) if op.name == MEET]
+    for start, end in pairwise((-1, *meetings, len(body.ops))):
+        if between := body.ops[start + 1 : end]:
+            with e.braces(f"if ({e.symbol('tid')} == 0)"):
+                e.ops(body.with_ops(between))
+        if end < len(body.ops):
+            e.line("__syncwarp();")
+            e.ops(body.with_ops(body.ops[end : end + 1]))
 
 
 def _set_registers(e: Emission, role: Op) -> None:

@@ -10,6 +10,7 @@ from tilewright.codegen import prelude  # noqa: F401  (importing registers the h
 from tilewright.codegen.dialect import CudaDialect, Dialect, OpenClDialect
 from tilewright.codegen.emit import (  # noqa: F401  (importing registers the emitters)
     channels,
+    cluster_sums,
     control,
     fragment_maps,
     launch,

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.thread.channel_ops import CHANNEL
+from tilewright.ir.thread.channel_ops import CHANNEL, REUSE, channels_of
+from tilewright.ir.thread.cluster_ops import SUM
+from tilewright.ir.thread.role_ops import MEET
 from tilewright.ir.types import TensorType, itemsize
 
 SHARED_ALIGNMENT = 16
@@ -36,15 +38,19 @@ def shared_layout(func: Func) -> SharedLayout:
     """Buffers in the order of their allocation, each at the lowest offset that those alive with it leave.
 
     A buffer lives from the first to the last op at the top of the kernel that names it; another one may
-    follow it on the same bytes where a barrier at the top stands between the two.
+    follow it on the same bytes where a barrier at the top stands between the two. What other blocks read
+    lives until they meet again. A buffer that reuses a channel's bytes may lie on those of its buffers.
     """
+    reused = _reused(func)
     lives = _lives(func)
     barriers = [i for i, op in enumerate(func.body.ops) if op.name == "thread.barrier"]
     alignments = {op.result: _alignment(op) for op in walk(func.body) if _allocates(op)}
     offsets: dict[Value, int] = {}
     for v, life in lives.items():
         taken = sorted(
-            (offsets[u], offsets[u] + _padded(u)) for u in offsets if not _apart(lives[u], life, barriers)
+            (offsets[u], offsets[u] + _padded(u))
+            for u in offsets
+            if u not in reused.get(v, ()) and not _apart(lives[u], life, barriers)
         )
         at = 0
         for start, end in taken:
@@ -85,12 +91,23 @@ def _padded(v: Value) -> int:
     return -(-max(1, v.tensor.nbytes) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
+def _reused(func: Func) -> dict[Value, tuple[Value, ...]]:
+    """Per buffer that reuses the bytes of a channel, the channel's buffers."""
+    held = {c.value: c.buffers for c in channels_of(func)}
+    return {op.result: held[op.operands[0]] for op in walk(func.body) if op.name == REUSE}
+
+
 def _lives(func: Func) -> dict[Value, tuple[int, int]]:
     """First and last op at the top that names each shared buffer, allocations aside."""
     buffers = [o.result for o in walk(func.body) if _allocates(o)]
     lives: dict[Value, tuple[int, int]] = {}
+    read_by_others: set[Value] = set()
     for i, op in enumerate(func.body.ops):
         inside = [op, *walk(op.body)] if op.body is not None else [op]
+        if op.name == MEET:
+            lives.update({v: (lives[v][0], i) for v in read_by_others})
+            read_by_others.clear()
+        read_by_others |= {o.operands[0] for o in inside if o.name == SUM}
         for v in (v for o in inside for v in o.operands):
             lives[v] = (lives.get(v, (i, i))[0], i)
     return {v: lives.get(v, (0, len(func.body.ops))) for v in buffers}
@@ -104,7 +121,7 @@ def _alignment(op: Op) -> int:
 
 
 def _allocates(op: Op) -> bool:
-    return op.name in ("thread.alloc", CHANNEL) and op.result.tensor.space == "shared"
+    return op.name in ("thread.alloc", REUSE, CHANNEL) and op.result.tensor.space == "shared"
 
 
 def _apart(a: tuple[int, int], b: tuple[int, int], barriers: Sequence[int]) -> bool:

@@ -58,6 +58,38 @@ FN void NAME() {
     "cuda",
     emulated=True,
 )
+# The same places of the shared memories of a cluster's blocks, added in the order of ranks. All are under way
+# before the first is added.
+for _lanes, _form in ((1, ""), (2, ".v2"), (4, ".v4")):
+    _words = ", ".join(f"%{i}" for i in range(_lanes))
+    _text = f"{{{_words}}}" if _lanes > 1 else _words
+    _outputs = ", ".join(f'"=r"(parts[rank][{i}])' for i in range(_lanes))
+    helper(
+        f"sum_of_cluster_{_lanes}",
+        f"""
+template <int blocks, class T>
+FN void NAME(T* sums, const T* place) {{
+    $u32 parts[blocks][{_lanes}];
+    #pragma unroll
+    for (int rank = 0; rank < blocks; ++rank) {{
+        $u32 there;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(there) : "r"(($u32)__cvta_generic_to_shared(place)), "r"(rank));
+        asm volatile("ld.shared::cluster{_form}.u32 {_text}, [%{_lanes}];"
+                     : {_outputs} : "r"(there) : "memory");
+    }}
+    #pragma unroll
+    for (int i = 0; i < {_lanes}; ++i) {{
+        T total = reinterpret_cast<const T&>(parts[0][i]);
+        #pragma unroll
+        for (int rank = 1; rank < blocks; ++rank) total += reinterpret_cast<const T&>(parts[rank][i]);
+        sums[i] = total;
+    }}
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
 
 
 def copy_name(kind: str, rank: int, *, multicast: bool = False, hint: bool = False) -> str:

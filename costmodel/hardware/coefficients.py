@@ -110,6 +110,14 @@ class MatrixCoefficients:
     role_bytes_per_sm_per_clk: float
     role_turn_clk: float
     role_beside_share: float
+    #: blocks of a cluster that share sums: groups of multiprocessors in which clusters lie, and how many of
+    #: each they can use; cycles until all have met; bytes that a block reads of the others' shared memory
+    cluster_groups: float
+    cluster_group_sms: int
+    meet_clk: float
+    cluster_bytes_per_sm_per_clk: float
+    #: share of an epilogue's cycles that lays sums down in shared memory
+    laid_down_share: float
     #: by which share warpgroups wait longer for late copies where a ring has fewer stages than usual
     short_ring_share: float
     usual_stages: int

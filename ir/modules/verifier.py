@@ -13,6 +13,7 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.channel_ops import channel_faults
+from tilewright.ir.thread.cluster_ops import cluster_faults
 from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
 from tilewright.ir.thread.role_ops import role_faults
 from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, map_attribute_faults
@@ -163,7 +164,7 @@ class _Checker:
     def roles(self) -> None:
         if self.faults:
             return  # what roles and channels are made of may be missing
-        for faults in (role_faults(self.func), channel_faults(self.func)):
+        for faults in (role_faults(self.func), channel_faults(self.func), cluster_faults(self.func)):
             for at, message in faults:
                 self.report(self.func.body.ops[at], self.func.body, at, message)
 

@@ -22,6 +22,8 @@ from tilewright.ir.thread.role_ops import ROLE, roles_of
 from tilewright.ir.types import TensorType, Type, itemsize
 
 CHANNEL = "thread.channel"
+#: a buffer on the bytes of a channel's (`cluster_ops`)
+REUSE = "thread.reuse"
 ACQUIRE, PUBLISH = "thread.acquire", "thread.publish"
 RECEIVE, RELEASE_ITEM = "thread.receive", "thread.release"
 PRODUCER_OPS, CONSUMER_OPS = (ACQUIRE, PUBLISH), (RECEIVE, RELEASE_ITEM)
@@ -237,5 +239,5 @@ def channel_faults(func: Func) -> Iterator[tuple[int, str]]:
                 yield i, f"expected {o.name} inside a role"
             if o.name in ITEM_OPS and o.operands[0] not in channels:
                 yield i, f"{o.name}: expected the result of {CHANNEL}"
-            if o.name not in (*ITEM_OPS, CHANNEL) and any(v in channels for v in o.operands):
+            if o.name not in (*ITEM_OPS, CHANNEL, REUSE) and any(v in channels for v in o.operands):
                 yield i, f"{o.name} accesses the barriers of a channel"

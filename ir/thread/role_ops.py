@@ -19,6 +19,8 @@ from tilewright.ir.nodes import Func, Op, walk
 from tilewright.ir.opdef import AttrDef, define, no_results, op_def
 
 ROLE = "thread.role"
+#: all threads of the blocks of a cluster arrive (`cluster_ops`): those of a role that one thread runs, too
+MEET = "thread.meet_cluster"
 #: registers that a thread of a role may give back to or take of the others (PTX: setmaxnreg)
 LEAST_ROLE_REGISTERS = 24
 #: named barriers of a block; the one of all threads is the first

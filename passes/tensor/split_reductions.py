@@ -14,6 +14,7 @@ from tilewright.passes.kernels.matrix.reduction_parts import (
     channel_of,
     innermost_channels,
     matrix_estimates,
+    shares_sums,
     split,
     split_along,
     sums_products,
@@ -29,6 +30,8 @@ SHORTEST = 32
 MAX_PARTS = 64
 #: a split must be estimated to take at most this share of the whole product
 GAIN = 0.8
+#: the same where the whole product's blocks share sums, which saves as much but was never measured
+SHARED_GAIN = 1.1
 
 
 @register_pass(Level.TENSOR)
@@ -44,11 +47,11 @@ def split_reductions(module: Module, ctx: PassContext) -> Module:
     Gradients by weights, which sum over samples and windows, are cut along samples or rows of windows: the
     kernel keeps its own dimension whole.
 
-    Where the cost model says that it takes less time, on GPUs: there, a product of few results has few
-    blocks, and each waits for a long chain of loads. Sums of 16-bit factors are float32, and so are their
-    parts: the rounding of the result, like the rest of an epilogue, is of the kernel that adds them. The
-    parts' results must fit beside what other kernels hold into the peak that the network has without them
-    (see `memory_headroom`).
+    Where the cost model says that it takes less time, also than blocks of one kernel that share sums, on
+    GPUs: there, a product of few results has few blocks, and each waits for a long chain of loads. Sums of
+    16-bit factors are float32, and so are their parts: the rounding of the result, like the rest of an
+    epilogue, is of the kernel that adds them. The parts' results must fit beside what other kernels hold into
+    the peak that the network has without them (see `memory_headroom`).
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     main = module.main
@@ -110,7 +113,7 @@ def _best_cut(op: Op, headroom: MemoryHeadroom, hardware: Hardware, estimator: E
     """
     signature = _signature(op)
     best: _Cut | None = None
-    least = GAIN * _seconds(signature, None, hardware, estimator)
+    least = _gain(op, hardware, estimator) * _seconds(signature, None, hardware, estimator)
     red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
     most = sum(v.tensor.nbytes for v in op.operands) // max(1, part_bytes)
     for d in [d for d in red if Sym(d) in reads(op)[0] and red[d] > 1][:2]:
@@ -132,7 +135,8 @@ def _best_parts(
         if not headroom.fits(op, x.nbytes + parts * y.nbytes):
             break
         if best == 1 and least == 0.0:
-            least = GAIN * _seconds(_signature(op), None, hardware, estimator)
+            gain = _gain(op, hardware, estimator)
+            least = gain * _seconds(_signature(op), None, hardware, estimator)
         seconds = _seconds(_signature(op), ("", parts), hardware, estimator)
         if seconds < least:
             best, least = parts, seconds
@@ -146,7 +150,17 @@ def _likely(op: Op, options: tuple[int, ...], hardware: Hardware, estimator: Est
         ("parts on tensor cores", signature, options, hardware),
         lambda: matrix_estimates(_product(*signature), (1, *options), hardware),
     )
-    return tuple(p for p in options if not estimates or estimates[p] < GAIN * estimates[1])
+    gain = _gain(op, hardware, estimator)
+    return tuple(p for p in options if not estimates or estimates[p] < gain * estimates[1])
+
+
+def _gain(op: Op, hardware: Hardware, estimator: Estimator) -> float:
+    """The share of the whole product's time that a split may take at most."""
+    signature = _signature(op)
+    shared = estimator.remembered(
+        ("shared sums", signature, hardware), lambda: shares_sums(_product(*signature), hardware)
+    )
+    return SHARED_GAIN if shared else GAIN
 
 
 #: types of the operands, attributes, type of the result

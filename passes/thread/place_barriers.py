@@ -10,12 +10,13 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Value
 from tilewright.ir.simplify import Ranges
 from tilewright.ir.thread.channel_ops import channels_of
-from tilewright.ir.thread.role_ops import ROLE, roles_of
+from tilewright.ir.thread.role_ops import MEET, ROLE, roles_of
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.framework.invariants import register_invariant
 from tilewright.passes.thread.channel_order import check_channels
+from tilewright.passes.thread.cluster_order import check_clusters
 from tilewright.passes.thread.copies_in_flight import (
     check_published,
     check_waited,
@@ -48,7 +49,8 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
     warpgroups multiply must have been published before the barrier. A barrier in a role is one of its
     threads; buffers of channels need none (`channel_order`), and what is private to warps, by an
-    index that is the number of the warp, needs one of the warp alone.
+    index that is the number of the warp, needs one of the warp alone. Where blocks of a cluster meet is a
+    barrier, too; sums over their shared memories are checked (`cluster_order`).
     """
     return _placed(func)
 
@@ -58,6 +60,7 @@ def _placed(func: Func) -> Func:
         return func
     bound = frozenset(v for c in channels_of(func) for v in c.buffers)
     check_channels(func)
+    check_clusters(func)
     if roles_of(func):
         check_published(func.body, (STORE_TILE,))  # what roles multiply is the matter of channels
     else:
@@ -88,7 +91,7 @@ class _BarrierPlacer:
         head: list[Access] = []
         in_head = True
         for op in block.ops:
-            if op.name == "thread.barrier":
+            if op.name in ("thread.barrier", MEET):
                 pending, in_head = still_in_flight(pending), False
                 out.append(op)
                 continue

@@ -27,6 +27,7 @@ _READS: dict[str, tuple[int, str | None]] = {
     "thread.gather": (0, None),
     "thread.atomic_add": (1, None),
     "thread.split_shared": (0, "at"),
+    "thread.sum_of_cluster": (0, None),
 }
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),

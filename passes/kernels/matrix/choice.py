@@ -22,13 +22,21 @@ from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound,
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, Warps
 from tilewright.passes.kernels.matrix.problem import matrix_problem, parameters_for
-from tilewright.passes.kernels.matrix.space import MatrixProblem, MatrixSpace, matrix_space
+from tilewright.passes.kernels.matrix.space import (
+    MatrixProblem,
+    MatrixSpace,
+    in_whole_waves,
+    matrix_space,
+)
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
 #: the same of roles, against warps that all do the same
 ROLES_GAIN = 0.98
+#: the same of blocks that share sums, and of tiles whose number comes out in whole waves: no measurement
+#: stands behind these yet
+SHARING_GAIN, WAVES_GAIN = 0.8, 0.9
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
@@ -40,16 +48,29 @@ def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[Gp
 def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> ParameterChoice[MatrixParameters]:
     """The legal point that `best_point` names. Memoised. Raises InputError where no point fits the device."""
     space, bounds, estimates = _evaluate(problem, hardware)
-    best = best_point(space, bounds, estimates)
+    best = best_point(problem, space, bounds, estimates)
     return ParameterChoice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
 
 
-def best_point(space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
+def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
     """The point with the smallest estimate; the bound, then enumeration order, break ties.
 
-    Several sets of warps, and roles, are taken only where the gain is clear.
+    Several sets of warps, roles, blocks that share sums and tiles for whole waves are taken only where the
+    gain is clear.
     """
     order = np.lexsort((bounds.seconds, estimates))
+    shared, waves = space.parts > 1, in_whole_waves(problem, space)
+    known = order[~(shared | waves)[order]]
+    best = own = _best_known(space, estimates, known) if len(known) else int(order[0])
+    for unmeasured, gain in ((waves & ~shared, WAVES_GAIN), (shared, SHARING_GAIN)):
+        for i in order[unmeasured[order]][:1]:
+            if estimates[i] <= gain * estimates[own] and estimates[i] < estimates[best]:
+                best = int(i)
+    return best
+
+
+def _best_known(space: MatrixSpace, estimates: FloatArray, order: IntArray) -> int:
+    """The best of points in the order of their estimates, where gains of roles and sets are clear."""
     alike = order[~space.by_roles[order]]
     if len(alike) and estimates[order[0]] > ROLES_GAIN * estimates[alike[0]]:
         order = alike
@@ -65,10 +86,10 @@ def likely_matrix(
     """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
     space, bounds, estimates = _evaluate(problem, hardware)
     chosen: list[ParameterChoice[MatrixParameters]] = []
-    seen: set[tuple[int, int, Warps, str, int, int, int]] = set()
-    for i in (best_point(space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
+    seen: set[tuple[int, int, Warps, str, int, int, int, int]] = set()
+    for i in (best_point(problem, space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
-        kind = (p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster)
+        kind = (p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster, p.parts)
         if kind not in seen:
             seen.add(kind)
             chosen.append(ParameterChoice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
@@ -106,8 +127,8 @@ def matrix_points(
     legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
     s, cold, estimates = space.take(legal), bounds.take(legal), estimates[legal]
     warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
-    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups, s.copiers, s.teams, s.cluster)
-    likeliest = best_point(s, cold, estimates) if len(s) else -1
+    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups, s.copiers, s.teams, s.cluster, s.parts)
+    likeliest = best_point(problem, s, cold, estimates) if len(s) else -1
     return EnginePoints("tensor cores", problem, s, cold, warm.seconds, estimates, kinds, likeliest)
 
 

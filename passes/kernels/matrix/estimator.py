@@ -25,12 +25,17 @@ from tilewright.passes.kernels.matrix.space import (
     blocks_of,
     chunks_of,
     columns_together,
+    fetched_columns,
     registers_of,
     rounds_first,
     shared_bytes,
     shared_rows,
+    tiles_of,
     two_at_a_time,
 )
+
+#: bytes of a sum
+_SUM_BYTES = 4
 
 
 def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -38,7 +43,11 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     fit = hardware.matrix
     blocks = blocks_of(problem, space)
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers_of(problem, space))
-    per_sm = ceil_div(blocks, hardware.sm_count)
+    per_sm = np.where(
+        space.parts > 1,
+        ceil_div(tiles_of(problem, space), clusters_at_once(space, hardware)),
+        ceil_div(blocks, hardware.sm_count),
+    )
     resident = np.minimum(fits, per_sm).clip(1)
     rounds, rest = per_sm // resident, per_sm % resident
     busy_clk = rounds * _round_clk(problem, space, hardware, resident)
@@ -68,7 +77,24 @@ def _round_clk(
     )
     late = fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     chunk = chunk * np.where(space.groups > 0, 1.0 + late, 1.0)
-    return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident))
+    shared = _sharing_clk(space, hardware, resident)
+    return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident) + shared)
+
+
+def clusters_at_once(space: MatrixSpace, hardware: GpuHardware) -> IntArray:
+    """Clusters of `parts` blocks that run side by side with a block on each multiprocessor.
+
+    A cluster lies within one group of multiprocessors, of which some are left over.
+    """
+    fit = hardware.matrix
+    return np.asarray(fit.cluster_groups * (fit.cluster_group_sms // space.parts), dtype=np.int64).clip(1)
+
+
+def _sharing_clk(space: MatrixSpace, hardware: GpuHardware, resident: IntArray) -> FloatArray:
+    """Cycles in which blocks that share a tile meet twice and read each other's sums."""
+    fit = hardware.matrix
+    read = resident * (space.m * space.n) * (_SUM_BYTES * (1.0 - 1.0 / space.parts))
+    return np.where(space.parts > 1, 2.0 * fit.meet_clk + read / fit.cluster_bytes_per_sm_per_clk, 0.0)
 
 
 def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -88,7 +114,7 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
         multiply = multiply + np.where(space.teams > 1, fit.warpgroup_registers_clk + promote, 0.0)
     # The copy engine brings a row at a time, short ones as fast as whole lines.
     row_bytes = np.maximum(space.k * size, LINE_BYTES)
-    fetched = (space.m * problem.fetched + space.n / space.cluster) * row_bytes
+    fetched = (space.m * problem.fetched + fetched_columns(problem, space) / space.cluster) * row_bytes
     fetch = fetched / fit.role_bytes_per_sm_per_clk
     port = shared_rows(problem, space) * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
     around = (fit.fetch_clk + multiply) / space.stages
@@ -96,9 +122,15 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     cycle = np.maximum.reduce([multiply * late, port, fetch, around]) + fit.exposed_share * fetch
     loop = chunks_of(problem, space) * cycle
     results = fit.role_turn_clk + _epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
-    tiles = blocks_of(problem, space)
+    tiles = tiles_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
-    alone = turns * (loop + results)
+    shared = fit.block_clk + fit.fetch_clk + loop + results
+    shared = shared + _sharing_clk(space, hardware, np.ones(len(space), dtype=np.int64))
+    alone = np.where(
+        space.parts > 1,
+        ceil_div(tiles, clusters_at_once(space, hardware)) * shared,
+        turns * (loop + results),
+    )
     beside = loop + fit.role_beside_share * results
     by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
     return np.asarray(fit.fetch_clk + np.where(space.teams > 1, by_turns, alone))
@@ -119,7 +151,8 @@ def _epilogue_clk(
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
     if problem.tail_bytes:
         clk = clk + vectors / warps / fit.tail_vectors * fit.tail_read_clk
-    return np.asarray(clk)
+    # A block that shares a tile lays all sums down, and finishes a part of the results.
+    return np.asarray(clk * (fit.laid_down_share + (1.0 - fit.laid_down_share) / space.parts))
 
 
 def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:

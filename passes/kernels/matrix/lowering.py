@@ -5,7 +5,7 @@ ring of buffers in shared memory; the warps load fragments of the oldest chunk w
 with mma.sync while later chunks are on their way, or groups of four warps multiply tiles as they lie there
 (`matrix_warpgroup`). At the end the sums pass through shared memory once more,
 so that the epilogue reads and writes whole vectors; it adds those of several sets of warps, where each set
-multiplies a part of every chunk.
+multiplies a part of every chunk, or of several blocks, where each multiplies a part of the chunks.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
     MatrixParameters,
+    chunks_of_part,
     matrix_parameters,
 )
 from tilewright.passes.kernels.matrix.ring import Ring
 from tilewright.passes.kernels.matrix.roles import lower_by_roles, raster_place
 from tilewright.passes.kernels.matrix.split import (
+    any_not_finite,
     chain_of,
-    finished_split,
     reduce_split,
     reduce_split_by_warpgroups,
+    scale_split,
 )
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
+from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer, anchor_of
 
 #: elements of one vector of the epilogue
 EPILOGUE_LANES = 4
-#: words added to the rows of the tile of sums, by whether fragments are stored transposed: no bank conflicts
-SUM_PADS = {False: 8, True: 4}
 #: steps of the epilogue that are unrolled together
 EPILOGUE_UNROLL = 8
 
@@ -68,10 +69,13 @@ class _Matrix:
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         batch, tiles = view.size(view.batch), self.blocks_m * self.blocks_n
         self.on_z = batch <= MAX_GRID_YZ
-        grid = (tiles, 1, batch) if self.on_z else (tiles * batch, 1, 1)
-        self.w = Writer(kernel, plan.threads, grid)
+        self.on_x = (tiles if self.on_z else tiles * batch) * plan.parts
+        grid = (self.on_x, 1, batch if self.on_z else 1)
+        self.w = Writer(kernel, plan.threads, grid, cluster=plan.parts)
         self.depth = view.depth
-        self.chunks = chunk_count(view, plan)
+        self.all_chunks = chunk_count(view, plan)
+        self.chunks, last = chunks_of_part(self.all_chunks, plan.parts)
+        self.uneven = last != self.chunks
         self.slots = min(plan.stages, self.chunks)
         self.by_groups = plan.engine == WARPGROUPS
         self.sums = sums_of(view.dtype)
@@ -96,6 +100,10 @@ class _Matrix:
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
+            if plan.parts > 1:
+                for factor in factors:
+                    first = w.simple(own_part(plan.parts) * self.chunks)
+                    factor.begin_at(first, self.all_chunks if self.uneven else None)
             shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
             acc = w.alloc(shape, self.sums, "frag", "sums")
             start = self._start()
@@ -106,7 +114,8 @@ class _Matrix:
                     reduce_split_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
                 else:
                     reduce_split(w, plan, factors, acc, self.chunks, self.slots, self._place_of_warp())
-                not_finite = finished_split(w, acc)
+                scale_split(w, acc)
+                not_finite = any_not_finite(w, acc) if plan.parts == 1 else None
             elif self.by_groups:
                 reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
             else:
@@ -114,13 +123,18 @@ class _Matrix:
             tile, transposed = self._spill(acc)
             if not_finite is not None:
                 self._recompute(not_finite, tile, transposed)
+            if plan.parts > 1:
+                meet(w)
         self._epilogue(tile, transposed)
+        if plan.parts > 1:
+            with w.b.at(self.op.loc):
+                meet(w)
         return w.finish()
 
     @property
     def starts_late(self) -> bool:
-        """Whether the start of a sum is added to the finished one: it is in one set only, and not scaled."""
-        return self.plan.warps.k > 1 or self.view.splits
+        """Whether the start of a sum is added to the finished one: it is in one part only, and not scaled."""
+        return self.plan.warps.k > 1 or self.plan.parts > 1 or self.view.splits
 
     def _place_of_warp(self) -> tuple[Expr, Expr, Expr]:
         return self.warp_m, self.warp_n, self.warp_k
@@ -132,7 +146,7 @@ class _Matrix:
     def _block(self) -> tuple[Expr, Expr, Mapping[str, Expr]]:
         """Tile of the block along m and n, and its index in each batch dimension."""
         w, tiles = self.w, self.blocks_m * self.blocks_n
-        x: Expr = Sym("bid.x")
+        x: Expr = Sym("bid.x") // self.plan.parts
         number: Expr = Sym("bid.z") if self.on_z else x // tiles
         place = x if self.on_z else x % tiles
         block_m, block_n = raster_place(place, gcd(self.plan.raster, self.blocks_m), self.blocks_n)
@@ -267,6 +281,9 @@ class _Matrix:
         major, minor = (plan.block.n, plan.block.m) if transposed else (plan.block.m, plan.block.n)
         lanes = gcd(lanes, minor)
         total = major * minor // lanes
+        if plan.parts > 1:
+            self._shared_results(tile, transposed, whole, minor, lanes, total)
+            return
         steps = -(-total // plan.threads)
         with w.loop("e", steps, unroll=1 if steps <= EPILOGUE_UNROLL else _together(steps)) as step:
             linear = w.simple(step * plan.threads + Sym("tid"))
@@ -275,6 +292,33 @@ class _Matrix:
             mask = (*w.below(linear, total), *self._inside(outer, first, transposed, whole))
             with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
                 self._result(tile, transposed, outer, w.simple(first + lane))
+
+    def _shared_results(
+        self, tile: Value, transposed: bool, whole: frozenset[str], minor: int, lanes: int, total: int
+    ) -> None:
+        """This block's part of the vectors, each the sum of what the blocks of the cluster have."""
+        w, plan = self.w, self.plan
+        with own_vectors(w, plan.parts, total, plan.threads) as (number, inside):
+            outer, vector = w.unravel(number, (total * lanes // minor, minor // lanes))
+            first = w.simple(vector * lanes)
+            with w.when((*inside, *self._inside(outer, first, transposed, whole))):
+                sums = [summed(w, tile, at, lanes) for at in self._sets(transposed, outer, first)]
+                if self.view.splits:
+                    self._recompute_shared(sums, transposed, outer, first)
+                with w.loop("v", lanes, unroll=1) as lane:
+                    sum_of_sets = self._total([w.load(s, (lane,)) for s in sums])
+                    self._store(sum_of_sets, transposed, outer, w.simple(first + lane))
+
+    def _recompute_shared(self, sums: list[Value], transposed: bool, outer: Expr, first: Expr) -> None:
+        """Compute sums that are not finite once more, as kernels on the lanes do."""
+        w, lanes = self.w, sums[0].tensor.shape[0]
+        with w.loop("s", lanes) as lane:
+            finite = w.b.value("scalar.isfinite", self._total([w.load(s, (lane,)) for s in sums]))
+            with w.when((), w.b.value("scalar.not", finite)):
+                chain = chain_of(w, self.op, self._index(transposed, outer, w.simple(first + lane)))
+                w.store(chain, sums[0], (lane,))
+                for others in sums[1:]:
+                    w.store(w.b.const(0.0, "f32"), others, (lane,))
 
     def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
         m, n = (inner, outer) if transposed else (outer, inner)
@@ -285,10 +329,13 @@ class _Matrix:
         return found
 
     def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
+        self._store(self._sum(tile, transposed, outer, inner), transposed, outer, inner)
+
+    def _store(self, total: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
+        """Write the results of a finished sum."""
         w = self.w
         index = self._index(transposed, outer, inner)
         place = tuple(index[d] for d in dims(self.op, "par"))
-        total = self._sum(tile, transposed, outer, inner)
         if self.starts_late and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         store_results(w, Points(w, {self.op.result: total}), place)
@@ -310,6 +357,13 @@ class _Matrix:
         total = w.load(tile, first)
         for at in others:
             total = w.b.value("scalar.add", total, w.load(tile, at))
+        return total
+
+    def _total(self, sums: list[Value]) -> Value:
+        """The sum of what all sets of warps have."""
+        total = sums[0]
+        for other in sums[1:]:
+            total = self.w.b.value("scalar.add", total, other)
         return total
 
     def _sets(self, transposed: bool, outer: Expr, inner: Expr) -> list[tuple[Expr, ...]]:

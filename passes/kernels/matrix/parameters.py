@@ -22,6 +22,8 @@ MAX_STAGES = 6
 ENGINE = "engine"
 #: roles that take tiles in turn
 MOST_TEAMS = 2
+#: blocks that share a tile: a cluster that every device with clusters runs
+MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class MatrixParameters(AttrRecord):
     written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
     for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy;
     stores: the same of results, which it writes. cluster: blocks whose tiles lie one after the other along m;
-    each brings a part of the second factor to all of them.
+    each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
+    multiplies as many of its chunks, and finishes a part of its results.
     """
 
     block: MatrixTile
@@ -71,6 +74,7 @@ class MatrixParameters(AttrRecord):
     transport: Literal["threads", "engine"] = "threads"
     cluster: int = 1
     stores: Literal["threads", "engine"] = "threads"
+    parts: int = 1
 
     @property
     def team_warps(self) -> int:
@@ -109,6 +113,7 @@ class MatrixParameters(AttrRecord):
                 f"{' x '.join(map(str, block))} for {' x '.join(map(str, warps))} warps"
             )
         check_threads(self.threads)
+        self._check_parts(view)
         if self.stages > MAX_STAGES:
             raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
         if self.channel != view.channel:
@@ -124,6 +129,17 @@ class MatrixParameters(AttrRecord):
         elif self.teams > 1 or self.blocks or ENGINE in (self.transport, self.stores) or self.cluster > 1:
             raise InputError(
                 "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
+            )
+
+    def _check_parts(self, view: MatrixView) -> None:
+        chunks = max(1, view.size(view.taps)) * -(-view.sizes[view.channel] // self.block.k)
+        if self.parts > MOST_PARTS or chunks_of_part(chunks, self.parts)[1] < 1:
+            raise InputError(
+                f"expected at most {MOST_PARTS} parts with a chunk each, got {self.parts} parts of {chunks}"
+            )
+        if self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores == ENGINE):
+            raise InputError(
+                "expected a block per tile and part, one team and threads that store where blocks share sums"
             )
 
     def _check_groups(self, view: MatrixView) -> None:
@@ -157,11 +173,22 @@ class MatrixParameters(AttrRecord):
             raise InputError(f"expected factors of 16 bits for roles, got {view.dtype}")
 
 
-def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int) -> int:
+def chunks_of_part(chunks: int, parts: int) -> tuple[int, int]:
+    """Chunks of every part of a sum but the last one, and of that."""
+    each = -(-chunks // parts)
+    return each, chunks - (parts - 1) * each
+
+
+def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int, *, filled: bool = False) -> int:
     """Columns of one panel of a factor that warpgroups multiply turned: as many as a row's bytes may be.
 
-    A warpgroup starts at a panel, and the columns of the others are whole panels.
+    A warpgroup starts at a panel, and the columns of the others are whole panels. Where the copy engine
+    brings panels, the last one of the second factor may be `filled` beyond the columns that are multiplied:
+    it brings short rows no faster.
     """
+    widest = ROW_BYTES[-1] // element_bytes
+    if filled and operand and plan.warps.n == 1 and plan.warp_n > widest:
+        return widest
     shared = plan.warp_n if operand else WARPGROUP_WARPS * MMA_M
     return max(n // element_bytes for n in ROW_BYTES if shared * element_bytes % n == 0)
 

@@ -197,6 +197,16 @@ def matrix_estimates(op: Op, options: Sequence[int], hardware: Hardware) -> dict
     return found
 
 
+def shares_sums(op: Op, hardware: Hardware) -> bool:
+    """Return whether the blocks of a product share sums, as tensor cores would compute it by the model."""
+    kernel = _kernel(list(op.operands), [op], op.result)
+    view = matrix_view(kernel, op)
+    if view is None:
+        return False
+    problem = matrix_problem(kernel, view)
+    return has_tensor_cores(hardware, problem) and choose_matrix(problem, hardware).parameters.parts > 1
+
+
 def _part(problem: MatrixProblem, parts: int) -> MatrixProblem:
     """The product whose batch is the parts of another one's sum."""
     length = problem.channel // parts

@@ -6,6 +6,9 @@ writes. The chunks of all tiles are the items of one channel, in the order in wh
 a team hands the turn to the next one when it has received its last chunk: a barrier of a slot tells only
 phases that follow one another apart, so that nobody may wait for an item while the one before it in its slot
 is still to come.
+
+Where tiles are few, the blocks of a cluster share one (`parts`): each multiplies some of its chunks, the last
+one perhaps fewer, lays its sums down where the ring was, and finishes a part of the results.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import gcd
 
-from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir import Expr, Func, InputError, Sym, TensorType, Value
 from tilewright.ir.float_pieces import SCALE
 from tilewright.ir.hardware_facts import (
     MMA_M,
@@ -28,12 +31,14 @@ from tilewright.ir.hardware_facts import (
     WARPGROUP_WARPS,
 )
 from tilewright.ir.tensor.ops import dims
+from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
+from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters, chunks_of_part
 from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
+from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -42,6 +47,8 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 COPIER_REGISTERS = {False: 96, True: 40}
 #: columns of sums that a warp brings into rows at a time, and words added to each row: no bank conflicts
 PIECE_COLUMNS, PIECE_PADS = 32, {False: 8, True: 4}
+#: the same where tiles are no multiple of that
+LONG_COLUMNS = 48
 #: elements of one vector of the results
 LANES = 4
 #: where a team lays down results: one buffer, or one per result that the copy engine writes
@@ -84,16 +91,17 @@ class _RoleMatrix:
         self.m, self.n = view.size(view.rows), view.size(view.columns)
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         self.tiles = self.blocks_m * self.blocks_n * view.size(view.batch)
-        self.blocks = min(plan.blocks or self.tiles, self.tiles)
-        self.turns = -(-self.tiles // self.blocks)
+        self.blocks = min(plan.blocks or self.tiles, self.tiles) * plan.parts
+        self.turns = -(-self.tiles * plan.parts // self.blocks)
         if plan.teams > self.turns:
             raise InputError(
                 f"expected a tile per block for each of {plan.teams} teams, got {self.turns}",
                 where=f"@{kernel.name}",
             )
         self.name = kernel.name
-        self.w = Writer(kernel, plan.threads, (self.blocks, 1, 1), cluster=plan.cluster)
-        self.chunks = chunk_count(view, plan)
+        self.w = Writer(kernel, plan.threads, (self.blocks, 1, 1), cluster=plan.cluster * plan.parts)
+        self.all_chunks = chunk_count(view, plan)
+        self.chunks, self.last_chunks = chunks_of_part(self.all_chunks, plan.parts)
         last = self._last()
         self.transposed = last in view.rows
         inside = last in view.rows or last in view.columns
@@ -112,7 +120,7 @@ class _RoleMatrix:
                     where=f"@{self.name}",
                 )
             self.results = self._engine_results()
-            stages = [self._stage() for _ in range(plan.teams)]
+            stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
             tiles = [f.tiles for f in factors]
             scope = "cluster" if plan.cluster > 1 else "block"
             ring = w.b.value(
@@ -121,8 +129,17 @@ class _RoleMatrix:
             )  # fmt: skip
             orders = [self._order(team) for team in range(plan.teams)]
             copiers, others = self._registers(all(f.by_engine for f in factors))
+            if plan.parts > 1:
+                for factor in factors:
+                    factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
             with w.role("copy", plan.copiers, copiers):
                 self._copy(factors, ring)
+                if plan.parts > 1:
+                    meet(w)
+                    meet(w)
+            if plan.parts > 1:
+                with w.role("multiply", plan.team_warps, others):
+                    self._multiply_part(pieces, ring)
             for team, stage in enumerate(stages):
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
                 with w.role(name, plan.team_warps, others):
@@ -152,6 +169,9 @@ class _RoleMatrix:
         return self.w.alloc((self.plan.team_warps, *shape), "f32", "shared", "pieces")
 
     def _piece_columns(self) -> int:
+        """Columns of a piece: those of long rows where there are such."""
+        if self.plan.warp_n % PIECE_COLUMNS and not self.plan.warp_n % LONG_COLUMNS and not self.view.stored:
+            return LONG_COLUMNS
         return gcd(PIECE_COLUMNS, self.plan.warp_n)
 
     def _registers(self, by_engine: bool) -> tuple[int, int]:
@@ -172,9 +192,19 @@ class _RoleMatrix:
         turns = self.turns if team is None else -(-(self.turns - team) // teams)
         with w.loop("turn", turns) as own:
             turn = own if team is None else w.simple(own * teams + team)
-            number = w.simple(turn * self.blocks + Sym("bid.x"))
+            number = w.simple(turn * self.blocks + Sym("bid.x") // self.plan.parts)
             with w.when(w.below(number, self.tiles)):
                 yield self._tile(number, turn, own)
+
+    def _lengths(self) -> Iterator[tuple[Mask, int]]:
+        """How many chunks a block multiplies, and when: the last part may be shorter."""
+        parts = self.plan.parts
+        if self.last_chunks == self.chunks:
+            yield (), self.chunks
+            return
+        part = self.w.simple(own_part(parts))
+        yield ((part, 0, parts - 1),), self.chunks
+        yield ((part, parts - 1, parts),), self.last_chunks
 
     def _tile(self, number: Expr, turn: Expr, own: Expr) -> _Tile:
         w, view = self.w, self.view
@@ -197,12 +227,13 @@ class _RoleMatrix:
         with self._tiles(None) as tile:
             for factor in factors:
                 factor.move_to((tile.m, tile.n)[factor.operand], tile.batch)
-            with w.loop("chunk", self.chunks) as chunk:
-                item = w.simple(tile.item + chunk)
-                w.b.do("thread.acquire", ring, item=item)
-                for factor in reversed(factors):
-                    factor.fetch(chunk, w.simple(item % self.plan.stages))
-                w.b.do("thread.publish", ring, item=item)
+            for mask, chunks in self._lengths():
+                with w.when(mask), w.loop("chunk", chunks) as chunk:
+                    item = w.simple(tile.item + chunk)
+                    w.b.do("thread.acquire", ring, item=item)
+                    for factor in reversed(factors):
+                        factor.fetch(chunk, w.simple(item % self.plan.stages))
+                    w.b.do("thread.publish", ring, item=item)
 
     def _multiply(
         self, pieces: list[list[Staged]], ring: Value, orders: list[Value | None], stage: Stage, team: int
@@ -215,9 +246,9 @@ class _RoleMatrix:
             w.b.do("thread.fill_fragment", acc, value=0.0 if part is not None else self._start())
             self._await_turn(orders, team, tile)
             if part is not None:
-                self._sum_of_pieces(pieces, ring, part, acc, tile)
+                self._sum_of_pieces(pieces, ring, part, acc, tile, self.chunks)
             else:
-                self._sum(pieces[0], ring, acc, tile)
+                self._sum(pieces[0], ring, acc, tile, self.chunks)
             self._hand_on_turn(orders[team], tile)
             if part is None:
                 w.b.do("thread.warpgroup_wait", acc)
@@ -229,28 +260,103 @@ class _RoleMatrix:
                 assert isinstance(stage, Value)
                 self._results(acc, stage, tile)
 
+    def _multiply_part(self, pieces: list[list[Staged]], ring: Value) -> None:
+        """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
+        w, plan = self.w, self.plan
+        shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
+        acc = w.alloc(shape, "f32", "frag", "sums")
+        part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
+        w.b.do("thread.fill_fragment", acc, value=0.0)
+        tile = self._tile(w.simple(Sym("bid.x") // plan.parts), 0, 0)
+        for mask, chunks in self._lengths():
+            with w.when(mask):
+                if part is not None:
+                    self._sum_of_pieces(pieces, ring, part, acc, tile, chunks)
+                else:
+                    self._sum(pieces[0], ring, acc, tile, chunks)
+                    w.b.do("thread.warpgroup_wait", acc)
+                    w.b.do("thread.release", ring, item=chunks - 1)
+        if part is not None:
+            w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
+        w.b.do("thread.barrier")
+        whole = self._lay_down(acc, ring)
+        meet(w)
+        self._shared_results(whole, tile)
+        meet(w)
+
+    def _lay_down(self, acc: Value, ring: Value) -> Value:
+        """The block's sums as a tile on the bytes of the ring: neighbours in memory are last."""
+        w, plan = self.w, self.plan
+        pad = SUM_PADS[self.transposed]
+        shape = (plan.block.n, plan.block.m + pad) if self.transposed else (plan.block.m, plan.block.n + pad)
+        (whole,) = w.b.emit(REUSE, (ring,), {}, types=[TensorType("f32", shape, "shared")], hint="sum_tile")
+        _, own = warpgroup_rows(w, plan)
+        first_column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
+        with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
+            row, column = own + i * (WARPGROUP_WARPS * MMA_M), first_column + j * MMA_N
+            at = (column, row) if self.transposed else (row, column)
+            w.b.do(
+                "thread.store_fragment", acc, whole,
+                at=tuple(map(w.simple, at)), transposed=self.transposed, item=(i, j),
+            )  # fmt: skip
+        return whole
+
+    def _shared_results(self, whole: Value, tile: _Tile) -> None:
+        """Write this block's part of the results, each from the sum of what the blocks have."""
+        w, plan, lanes = self.w, self.plan, self.lanes
+        major, minor = (plan.block.n, plan.block.m) if self.transposed else (plan.block.m, plan.block.n)
+        vectors = minor // lanes
+        with own_vectors(w, plan.parts, major * vectors, WARP * plan.team_warps) as (number, inside):
+            outer, vector = w.unravel(number, (major, vectors))
+            inner = w.simple(vector * lanes)
+            m, n = (inner, outer) if self.transposed else (outer, inner)
+            with w.when((*inside, *self._inside(w.simple(tile.m + m), w.simple(tile.n + n)))):
+                sums = summed(w, whole, (outer, inner), lanes)
+                if self.view.stored:
+                    self._recompute_shared(sums, tile, outer, inner)
+                with w.loop("v", lanes, unroll=1) as v:
+                    at = w.simple(inner + v)
+                    row, column = (at, outer) if self.transposed else (outer, at)
+                    self._result(w.load(sums, (v,)), tile, row, column)
+
+    def _recompute_shared(self, sums: Value, tile: _Tile, outer: Expr, inner: Expr) -> None:
+        """Compute sums that are not finite once more, as kernels on the lanes do."""
+        w = self.w
+        with w.loop("s", self.lanes) as lane:
+            finite = w.b.value("scalar.isfinite", w.load(sums, (lane,)))
+            with w.when((), w.b.value("scalar.not", finite)):
+                at = w.simple(inner + lane)
+                row, column = (at, outer) if self.transposed else (outer, at)
+                w.store(chain_of(w, self.op, self._index(tile, row, column)), sums, (lane,))
+
     def _start(self) -> float:
         return float(self.op["init"][0])  # type: ignore[index, arg-type]
 
-    def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile) -> None:
+    def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile, chunks: int) -> None:
         """Start all multiplications of a tile; that of the last chunk is not waited for."""
         w, plan = self.w, self.plan
-        with w.loop("chunk", self.chunks) as chunk:
+        with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
             start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
-            if self.chunks > 1:
+            if chunks > 1:
                 w.b.do("thread.warpgroup_wait", acc, pending=1)
-            with w.when(w.bounds((w.simple(chunk - 1),), (self.chunks,))):
-                if self.chunks > 1:
+            with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):
+                if chunks > 1:
                     w.b.do("thread.release", ring, item=w.simple(item - 1))
 
     def _sum_of_pieces(
-        self, pieces: list[list[Staged]], ring: Value, part: Value, acc: Value, tile: _Tile
+        self,
+        pieces: list[list[Staged]],
+        ring: Value,
+        part: Value,
+        acc: Value,
+        tile: _Tile,
+        chunks: int,
     ) -> None:
         """Multiply the pieces of every chunk, the smaller products first, and promote their sum."""
         w, plan = self.w, self.plan
-        with w.loop("chunk", self.chunks) as chunk:
+        with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
             products = tuple(chain.from_iterable(PRODUCTS))
@@ -367,7 +473,7 @@ class _RoleMatrix:
 
     def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         w, index = self.w, self._index(tile, m, n)
-        if self.view.stored and self._start() != 0.0:
+        if (self.view.stored or self.plan.parts > 1) and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)

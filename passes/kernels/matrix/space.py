@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
@@ -21,6 +22,7 @@ from tilewright.ir.hardware_facts import (
     REGISTER_UNIT,
     REGISTERS_PER_SM,
     WARP,
+    WARPGROUP_WARPS,
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
@@ -61,11 +63,16 @@ SUM_PAD_WORDS = 8
 MAX_SUMS, MOST_GROUP_SUMS = 128, 192
 #: warps that copy; a kernel's registers per thread at most as it is launched
 ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
-#: sums of a thread by roles at least, and tiles per so many multiprocessors
-LEAST_ROLE_SUMS = 64
+#: sums of a thread by roles at least, those of three warpgroups that share a tile, and tiles per so many
+#: multiprocessors
+LEAST_ROLE_SUMS, LEAST_SUMS_OF_THREE = 64, 48
+#: the most of three, for which the block has fewer registers
+MOST_SUMS_OF_THREE = 96
 LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
 #: sums of a thread at most where they are promoted: it holds those of a chunk beside them
 MOST_PROMOTED_SUMS = 96
+#: rows and columns of a tile that several blocks may share, if such are few; elements of its sums at least
+SHARED_TILE, LEAST_SHARED_SUM = 128, 1024
 #: bytes through which a warp brings some of its sums into rows (`roles`), and of a block's barriers
 STAGING_BYTES, ROLE_BARRIER_BYTES = 16 * (32 + 8) * 4, 256
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
@@ -73,6 +80,8 @@ MOST_RASTER = 8
 
 _M = (16, 32, 64, 96, 128, 192, 256)
 _N = (16, 32, 48, 64, 96, 128, 192, 256)
+#: columns of tiles by roles, further ones of which come out in whole waves more often
+_ROLE_N = (16, 32, 48, 64, 96, 128, 144, 160, 192, 224, 240, 256)
 #: columns of tiles of factors that are stored in pieces, where sums are promoted
 _STORED_N = (64, 96, 128, 144, 160, 176, 192)
 #: bytes of a chunk's row that one warp multiplies
@@ -85,8 +94,14 @@ _WARPS = (
 #: the same of warpgroups: one, two along m, two along n
 _GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
 #: warps of a team and teams: two warpgroups together, or each with tiles of its own
-_ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2))
+_ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2), ((12, 1, 1), 1))
 _STAGES = (2, 3, 4, 5)
+#: where the warps that copy stand in what describes how warps share a tile
+_COPIERS_AT = 4
+#: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same
+_ROLE_PARTS, _SHARING_ROLES = (2, 3, 4, 5, 6, 7, 8), ((8, 1, 1), (4, 1, 1))
+_SHARED_SIZES = (16, 32, 64, 128)
+_PARTS, _SHARING_WARPS = (2, 4, 8), ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 
 
 @dataclass(frozen=True)
@@ -174,7 +189,8 @@ class MatrixProblem:
 class MatrixSpace:
     """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
 
-    copiers, teams, blocks, cluster: as in the parameters; with copiers the copy engine brings both factors.
+    copiers, teams, blocks, cluster, parts: as in the parameters; with copiers the copy engine brings both
+    factors.
     """
 
     m: IntArray
@@ -189,6 +205,7 @@ class MatrixSpace:
     teams: IntArray
     blocks: IntArray
     cluster: IntArray
+    parts: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -230,6 +247,7 @@ class MatrixSpace:
             blocks=names["blocks"],
             transport="engine" if copiers else "threads",
             cluster=names["cluster"],
+            parts=names["parts"],
         )
 
     def named(self, index: int) -> dict[str, int]:
@@ -249,7 +267,7 @@ def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     rows = [
         (
             *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
-            *(p.copiers, p.teams, p.blocks, p.cluster),
+            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts),
         )
         for p in parameters
     ]
@@ -261,21 +279,56 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
     Raises InputError where nothing does.
     """
-    ways = [(*warps, 0, 0, 1, 0, 1) for warps in _WARPS] if not problem.stored else []
+    shares = _may_share(problem, hardware)
+    ways = [(*warps, 0, 0, 1, 0, 1, 1) for warps in _WARPS] if not problem.stored else []
+    if shares and not problem.stored:
+        ways += [(*warps, 0, 0, 1, 0, 1, parts) for warps in _SHARING_WARPS for parts in _PARTS]
     if takes_groups(problem, hardware) and not problem.stored:
-        ways += [(*warps, 1, 0, 1, 0, 1) for warps in _GROUP_WARPS]
+        ways += [(*warps, 1, 0, 1, 0, 1, 1) for warps in _GROUP_WARPS]
     if takes_roles(problem, hardware):
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
-        ways += [(*warps, 1, ROLE_COPIERS, teams, hardware.sm_count, 1) for warps, teams in _ROLE_WARPS]
-    columns = _STORED_N if problem.stored else _N
-    tables = [_M, columns, [b // problem.row_bytes for b in _K_BYTES], range(len(ways)), _STAGES]
+        ways += [(*warps, 1, ROLE_COPIERS, teams, hardware.sm_count, 1, 1) for warps, teams in _ROLE_WARPS]
+        if shares:
+            sharing = [(warps, parts) for warps in _SHARING_ROLES for parts in _ROLE_PARTS]
+            ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts) for warps, parts in sharing]
     if not ways:
         raise InputError(f"no implementation parameters of {problem} fit")
-    index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
-    m, n, k, w, stages = (np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True))
+    role_k = GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes
+    rows_k = [b // problem.row_bytes for b in _K_BYTES]
+    kinds = {  # whether a role copies, whether blocks share sums: tiles along m and n, chunks
+        (False, False): (_M, _N, rows_k),
+        (False, True): (_SHARED_SIZES, _SHARED_SIZES, rows_k),
+        (True, False): (_M, _STORED_N if problem.stored else _ROLE_N, [role_k]),
+        (True, True): (_M, _STORED_N if problem.stored else _ROLE_N, [role_k]),
+    }
+    parts = []
+    for kind, sizes in kinds.items():
+        chosen = [i for i, way in enumerate(ways) if (way[_COPIERS_AT] > 0, way[-1] > 1) == kind]
+        if chosen:
+            parts.append(_all_points((*sizes, chosen, _STAGES)))
+    points = np.concatenate(parts, axis=1)
+    m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
     warps = np.array(ways, dtype=np.int64)[w]
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *warps[:, 2:].T)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
+
+
+def _all_points(tables: Sequence[Sequence[int]]) -> IntArray:
+    """Every combination of what stands in the tables, as rows."""
+    index = np.unravel_index(np.arange(prod(map(len, tables))), tuple(map(len, tables)))
+    return np.stack([np.array(t, dtype=np.int64)[i] for t, i in zip(tables, index, strict=True)])
+
+
+def has_clusters(hardware: GpuHardware) -> bool:
+    """Return whether blocks can share sums: devices with warpgroups have clusters, too."""
+    return hardware.wgmma_share > 0
+
+
+def _may_share(problem: MatrixProblem, hardware: GpuHardware) -> bool:
+    """Whether blocks could share sums: long ones of fewer tiles than multiprocessors."""
+    tiles = problem.batch * (-(-problem.m // SHARED_TILE) * -(-problem.n // SHARED_TILE))
+    long = problem.taps * problem.channel >= LEAST_SHARED_SUM
+    return has_clusters(hardware) and long and tiles < hardware.sm_count
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
@@ -320,6 +373,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         # Those of warpgroups are panels of such rows.
         swizzled = (extent % 64 == 0) | (extent == 16) | (extent == 32) | (space.groups > 0)
         found &= rows | (problem.element_bytes != 2) | swizzled
+    each, whole = chunks_of(problem, space), _all_chunks(problem, space)
+    found &= (space.parts - 1) * each < whole
     found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
@@ -331,12 +386,15 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     # Roles multiply whole rows of 128 bytes (shorter ones were slower than without roles), every
     # team has a tile, and clusters lie within rasters.
     tiles_m = ceil_div(problem.m, space.m)
+    three = space.team_warps > 2 * WARPGROUP_WARPS
+    least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
+    found &= ~(space.by_roles & three) | (sums <= MOST_SUMS_OF_THREE * WARP * space.team_warps)
     found &= ~space.by_roles | (
         (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
         & (blocks_of(problem, space) > (space.teams - 1) * space.blocks)
         & (tiles_m % space.cluster == 0)
         # Nothing smaller was measured: they take a multiprocessor each, and have much to do there.
-        & (sums >= LEAST_ROLE_SUMS * WARP * space.team_warps)
+        & (sums >= least * WARP * space.team_warps)
         & (PER_MULTIPROCESSORS * blocks_of(problem, space) >= LEAST_ROLE_TILES * hardware.sm_count)
     )
     found &= (registers <= hardware.max_registers_per_thread) & (
@@ -415,12 +473,29 @@ def columns_together(space: MatrixSpace) -> IntArray:
 
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
-    ring = space.stages * ((space.m + space.n) * (space.k * problem.element_bytes))
+    columns = fetched_columns(problem, space)
+    ring = space.stages * ((space.m + columns) * (space.k * problem.element_bytes))
     if problem.split and not problem.stored:  # the second factor's pieces
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     pieces = space.multiplying_warps * STAGING_BYTES + ROLE_BARRIER_BYTES
-    return np.asarray(np.where(space.by_roles, ring + pieces, np.maximum(ring, sums)), dtype=np.int64)
+    staged = np.where(space.parts > 1, np.maximum(ring, sums) + ROLE_BARRIER_BYTES, ring + pieces)
+    return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
+
+
+def in_whole_waves(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Return whether tiles by roles have extents that exist for the sake of their number alone."""
+    three = space.team_warps > 2 * WARPGROUP_WARPS
+    return np.asarray(space.by_roles & (three | ~np.isin(space.n, _STORED_N if problem.stored else _N)))
+
+
+def fetched_columns(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Columns of the second factor that a chunk holds: the copy engine brings whole panels of turned ones."""
+    if problem.second_rows:
+        return space.n
+    panel = ROW_BYTES[-1] // problem.row_bytes
+    whole = np.where(space.n > panel, ceil_div(space.n, panel) * panel, space.n)
+    return np.asarray(np.where(space.by_roles, whole, space.n))
 
 
 def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
@@ -440,12 +515,21 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Blocks of the grid."""
+    """Blocks that have something to do of their own: one for each tile, or for each part of one."""
+    return np.asarray(tiles_of(problem, space) * space.parts)
+
+
+def tiles_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Tiles of results."""
     return problem.batch * (ceil_div(problem.m, space.m) * ceil_div(problem.n, space.n))
 
 
 def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Chunks of the reduced domain."""
+    """Chunks that a block multiplies: those of the reduced domain, or a part of them."""
+    return ceil_div(_all_chunks(problem, space), space.parts)
+
+
+def _all_chunks(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return problem.taps * ceil_div(problem.channel, space.k)
 
 

@@ -110,12 +110,16 @@ def reduce_split_by_warpgroups(
             factor.store(ahead, later)
 
 
-def finished_split(w: Writer, acc: Value) -> Value:
-    """Take the scale off the sums; whether any of the block's is not finite.
+def scale_split(w: Writer, acc: Value) -> None:
+    """Take the scale off the sums."""
+    w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
+
+
+def any_not_finite(w: Writer, acc: Value) -> Value:
+    """Whether any sum of the block is not finite.
 
     That is so wherever an element of a factor was infinite, nan or too large to be split, or a sum too large.
     """
-    w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
     return w.b.value("thread.any_not_finite", acc)
 
 

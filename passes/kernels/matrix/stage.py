@@ -46,6 +46,9 @@ class Staged:
     ) -> None:
         self.w, self.view, self.plan, self.operand = w, view, plan, operand
         self.origin, self.batch = origin, dict(batch)
+        #: the chunk that counts as the first, and where chunks end if later ones may be asked for
+        self.first_chunk: Expr = 0
+        self.last_chunk: int | None = None
         self.source = view.sources[operand]
         self.size = itemsize(view.dtype)
         self.rows = plan.block.n if operand else plan.block.m
@@ -58,16 +61,18 @@ class Staged:
         self.vectors = minor // self.lanes
         swizzled = self.by_channel or self.size == 2
         self.turned = plan.engine == WARPGROUPS and not self.by_channel
-        self.panel = panel_columns(plan, operand, self.size) if self.turned else minor
-        shape: tuple[int, ...] = (slots, self.major, minor if swizzled else minor + PAD_BYTES // self.size)
-        if self.turned:
-            shape = (slots, minor // self.panel, self.major, self.panel)
-        name = f"{'ab'[operand]}_tiles"
-        align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
-        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
         by_engine = plan.transport == ENGINE and swizzled
         self.boxes = boxes_of(view, operand) if by_engine else None
         self.windows = windows_of(view, operand) if by_engine and self.boxes is None else None
+        self.panel = minor
+        if self.turned:
+            self.panel = panel_columns(plan, operand, self.size, filled=self.boxes is not None)
+        shape: tuple[int, ...] = (slots, self.major, minor if swizzled else minor + PAD_BYTES // self.size)
+        if self.turned:
+            shape = (slots, -(-minor // self.panel), self.major, self.panel)
+        name = f"{'ab'[operand]}_tiles"
+        align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
+        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
         self.map = self._map() if self.boxes is not None or self.windows is not None else None
 
     @property
@@ -113,6 +118,10 @@ class Staged:
     def move_to(self, origin: Expr, batch: Mapping[str, Expr]) -> None:
         """Take what follows from another tile: its first row or column, its place in the batch."""
         self.origin, self.batch = origin, dict(batch)
+
+    def begin_at(self, chunk: Expr, chunks: int | None) -> None:
+        """Count chunks from another one on. chunks: of the whole sum, where later ones are none."""
+        self.first_chunk, self.last_chunk = chunk, chunks
 
     @property
     def steps(self) -> int:
@@ -244,6 +253,8 @@ class Staged:
         env.update(zip(outer, w.unravel(at, [sizes[d] for d in outer]), strict=True))
         mask: Mask = w.below(at, view.size(outer))
         taps, first = self._chunk(chunk)
+        if self.last_chunk is not None:
+            mask += w.below(w.simple(chunk + self.first_chunk), self.last_chunk)
         env.update(taps)
         channel = w.simple(first + k)
         env[view.channel] = channel
@@ -255,7 +266,8 @@ class Staged:
         """The taps of a chunk, and its first element along the channel."""
         w, view, sizes = self.w, self.view, self.view.sizes
         chunks = -(-sizes[view.channel] // self.plan.block.k)
-        tap, part = w.unravel(chunk, (max(1, view.size(view.taps)), chunks))
+        number = w.simple(chunk + self.first_chunk)
+        tap, part = w.unravel(number, (max(1, view.size(view.taps)), chunks))
         taps = dict(zip(view.taps, w.unravel(tap, [sizes[d] for d in view.taps]), strict=True))
         return taps, w.simple(part * self.plan.block.k)
 

@@ -1,0 +1,37 @@
+"""Emitters of blocks in a cluster that share a sum: where they meet, and sums over their shared memories."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tilewright.codegen.emit.channels import cuda_roles
+from tilewright.codegen.emit.emission import Emission, emitter
+from tilewright.ir.errors import UnsupportedError
+from tilewright.ir.nodes import Op
+from tilewright.ir.thread.channel_ops import REUSE
+from tilewright.ir.thread.cluster_ops import SUM
+from tilewright.ir.thread.role_ops import MEET
+from tilewright.ir.thread.tensor_maps import cluster_of
+
+
+@emitter(MEET)
+def _meet(e: Emission, op: Op) -> None:
+    cuda_roles(e, op)
+    e.line(f"{e.need('cluster_barrier')}();")
+
+
+@emitter(REUSE)
+def _reuse(e: Emission, op: Op) -> None:
+    """Declared with all buffers in shared memory."""
+    cuda_roles(e, op)
+
+
+@emitter(SUM, writes=(1,))
+def _sum(e: Emission, op: Op) -> None:
+    cuda_roles(e, op)
+    tile, sums = (e.buffer(v) for v in op.operands)
+    at, lanes = op.exprs("at"), sums.type.shape[0]
+    if e.alignment(tile, at, lanes) < lanes:
+        raise UnsupportedError(f"{op.name}: expected {lanes} aligned neighbours", where=op.loc)
+    blocks = prod(cluster_of(e.func))
+    e.line(f"{e.need(f'sum_of_cluster_{lanes}')}<{blocks}>({sums.name}, &{e.element(tile, at)});")

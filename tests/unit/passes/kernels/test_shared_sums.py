@@ -1,0 +1,181 @@
+"""Products whose tiles blocks of a cluster share: emulated against float64, the same in every run."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from codegen_samples import run
+from decision_samples import with_template
+from matrix_samples import (
+    CTX,
+    THREAD,
+    assert_close,
+    contraction,
+    convolution,
+    convolved,
+    gemm,
+    inputs_of,
+    matrix_parameters,
+    view_of,
+)
+
+from tilewright.codegen import emit_cuda
+from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.costmodel import load_hardware
+from tilewright.ir import Func, InputError, Module, Op, walk
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix.bound import matrix_bound
+from tilewright.passes.kernels.matrix.choice import SHARING_GAIN, best_point, choose_matrix
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.space import MatrixProblem, matrix_space
+from tilewright.passes.kernels.matrix.view import matrix_view
+from tilewright.passes.thread.place_barriers import place_barriers
+
+pytestmark = pytest.mark.emulator
+ROLES = {"engine": "wgmma", "copiers": 4, "transport": "engine"}
+H200 = load_hardware("H200")
+
+
+def shared(kernel: Func, *tiles: int, parts: int, engine: str = "mma", warps_k: int = 1, **more) -> Func:
+    """The thread-level kernel whose tiles `parts` blocks share."""
+    view = matrix_view(kernel, contraction(kernel))
+    assert view is not None
+    plan = matrix_parameters(*tiles, view.channel, engine=engine, warps_k=warps_k)
+    plan = replace(plan, parts=parts, **more)
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
+def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1, **more) -> np.ndarray:
+    (got,) = run(shared(kernel, *tiles, **more), "emulator", inputs, seed=seed).values()
+    return got.astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "orders", "size", "tiles", "more"),
+    [
+        ("f16", ("mc", "nc"), (70, 40, 392), (64, 32, 64, 4, 1, 2), {"parts": 3, **ROLES}),  # 3, 3, 1 chunks
+        ("bf16", ("cm", "cn"), (136, 72, 320), (128, 64, 64, 8, 1, 2), {"parts": 5, **ROLES}),
+        ("f16", ("mc", "nc"), (70, 40, 200), (32, 32, 64, 1, 2, 3), {"parts": 2, "warps_k": 2}),
+    ],
+)  # fmt: skip
+def test_products_in_every_order_of_threads(dtype, orders, size, tiles, more):
+    kernel = gemm(dtype, *size, *orders)
+    inputs = inputs_of(kernel)
+    a, b = (v.astype(np.float64) if o[1] == "c" else v.astype(np.float64).T
+            for v, o in zip(inputs, orders, strict=True))  # fmt: skip
+    first, again = (emulated(kernel, inputs, *tiles, seed=seed, **more) for seed in (1, 5))
+    assert_close(first, a @ b.T, dtype)
+    np.testing.assert_array_equal(first, again)
+
+
+def test_taps_are_parts_too_and_epilogues_see_the_whole_sum():
+    kernel = convolution("f16", 2, (7, 7), 24, 40, 3, 1, "NHWC")
+    inputs = inputs_of(kernel)
+    assert_close(
+        emulated(kernel, inputs, 64, 64, 16, 4, 1, 3, parts=4, **ROLES),
+        convolved(*inputs, 3, 1, "NHWC"),
+        "f16",
+    )
+
+
+def test_float32_in_pieces_computes_what_is_not_finite_once_more():
+    kernel = gemm("f32", 40, 24, 256, arithmetic="split")
+    a, b = inputs_of(kernel)
+    a[3, 5], a[7, 200] = np.inf, np.float32(2.0**112)
+    with np.errstate(all="ignore"):
+        want = a.astype(np.float64) @ b.astype(np.float64).T
+    got = emulated(kernel, [a, b], 32, 32, 16, 1, 2, 3, parts=3)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    assert np.abs(got[finite] - want[finite]).max() < 1e-5 * np.abs(want[finite]).max()
+
+
+def test_tiles_of_three_warpgroups_and_panels_that_are_filled_up():
+    kernel = gemm("bf16", 200, 152, 72, "cm", "cn")
+    a, b = inputs_of(kernel)
+    want = a.astype(np.float64).T @ b.astype(np.float64)
+    assert_close(emulated(kernel, [a, b], 192, 144, 64, 12, 1, 2, parts=1, **ROLES), want, "bf16")
+
+
+def dropped(func: Func, name: str, number: int) -> Func:
+    """Without the op of that name which comes at that place, of each role or of the kernel."""
+
+    def without(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        at = [i for i, op in enumerate(ops) if op.name == name]
+        out = [op for i, op in enumerate(ops) if not at or i != at[number]]
+        return tuple(
+            replace(op, body=op.body.with_ops(without(op.body.ops)))
+            if op.name == "thread.role" and op.body is not None
+            else op
+            for op in out
+        )
+
+    return func.with_body(func.body.with_ops(without(func.body.ops)))
+
+
+@pytest.mark.parametrize("more", [ROLES, {"engine": "wgmma"}], ids=["roles", "one program"])
+@pytest.mark.parametrize(
+    ("number", "message"), [(0, "before these have met"), (1, "ends while other blocks may still read")]
+)
+def test_blocks_that_do_not_meet_are_refused(more, number, message):
+    func = shared(gemm("f16", 70, 40, 200), 64, 32, 64, 4, 1, 3, parts=2, **more)
+    with pytest.raises(InputError, match=message):
+        place_barriers.run(dropped(func, "thread.meet_cluster", number), CTX)
+
+
+def test_the_bytes_of_the_ring_are_not_used_while_some_thread_still_multiplies():
+    func = shared(gemm("f16", 70, 40, 200), 64, 32, 64, 4, 1, 3, parts=2, **ROLES)
+    with pytest.raises(InputError, match=r"uses sum_tile .* before all its threads are done"):
+        place_barriers.run(dropped(func, "thread.barrier", 0), CTX)
+
+
+def test_parts_without_a_chunk_are_refused():
+    with pytest.raises(InputError, match="at most 8 parts with a chunk each, got 3 parts of 4"):
+        shared(gemm("f16", 70, 40, 200), 64, 32, 64, 4, 1, 3, parts=3, **ROLES)
+
+
+def weight_gradient(m: int, n: int, rows: int) -> MatrixProblem:
+    return MatrixProblem(
+        1, m, n, rows, 1, 2, 2 * m * rows, 2 * n * rows, 4 * m * n,
+        first_rows=False, second_rows=False, boxes=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "least"),
+    [((768, 768, 4096), 1.4), ((768, 768, 8192), 1.8), ((768, 3072, 8192), 1.25), ((3072, 768, 8192), 1.2),
+     ((256, 512, 8192), 2.0), ((512, 1024, 65536), 1.7), ((128, 512, 65536), 4.0)],
+)  # fmt: skip
+def test_weight_gradients_come_out_in_whole_waves(size, least):
+    """Against tiles that one block computes, in the extents that were there before."""
+    problem = weight_gradient(*size)
+    space = matrix_space(problem, H200)
+    estimates = estimate_matrix(problem, space, H200)
+    before = (space.parts == 1) & (space.warps < 16) & np.isin(space.n, (16, 32, 48, 64, 96, 128, 192, 256))
+    choice = choose_matrix(problem, H200)
+    assert estimates[before].min() > least * choice.estimate_s
+    assert choice.bound.seconds < choice.estimate_s
+
+
+def test_sharing_must_clearly_pay():
+    problem = weight_gradient(768, 768, 8192)
+    space = matrix_space(problem, H200)
+    bounds, own = matrix_bound(problem, space, H200), space.parts == 1
+    for gain, wanted in ((SHARING_GAIN + 0.01, True), (SHARING_GAIN - 0.01, False)):
+        assert own[best_point(problem, space, bounds, np.where(own, 1.0, gain))] == wanted
+
+
+@pytest.mark.parametrize("size", [(768, 768, 8192), (768, 3072, 8192)])
+def test_what_the_model_chooses_compiles_without_spills(size):
+    m, n, k = size
+    kernel = gemm("bf16", m, n, k, "cm", "cn")
+    p = choose_matrix(weight_gradient(m, n, k), H200).parameters
+    plan = replace(p, channel=view_of(kernel).channel)
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    func = run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    log = compile_cuda(emit_cuda(func).source).log
+    assert "C75" not in log
+    assert "spill" not in log.replace("0 bytes spill", "")
+    assert any(op.name == "thread.sum_of_cluster" for op in walk(func.body)) == (p.parts > 1)
