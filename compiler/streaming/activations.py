@@ -14,7 +14,7 @@ from tilewright.runtime.interface.queue import Allocation, DeviceQueue, Location
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.layout import StepSpec, TensorSpec
 from tilewright.runtime.storage.scratch import ScratchStore, StepWriter
-from tilewright.streaming.step_modules import NetworkStep, ValueWindow
+from tilewright.streaming.parts.step_modules import NetworkStep, ValueWindow
 
 Array = np.ndarray
 

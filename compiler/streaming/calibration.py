@@ -14,9 +14,9 @@ from tilewright.runtime.interface.queue import Allocation, Location
 from tilewright.runtime.storage.gpudirect import DeviceReader
 from tilewright.runtime.storage.measure import StorageBandwidth, read_for
 from tilewright.runtime.storage.reader import StepReader
+from tilewright.streaming.parts.schedule import StepCosts
+from tilewright.streaming.parts.step_modules import ValueWindow
 from tilewright.streaming.run import SlotBuffers, StreamMachine
-from tilewright.streaming.schedule import StepCosts
-from tilewright.streaming.step_modules import ValueWindow
 from tilewright.streaming.store_file import PlannedSteps
 
 #: timed replays of each plan, of which the median counts

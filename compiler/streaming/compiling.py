@@ -12,12 +12,14 @@ from tilewright.passes import run_pipeline
 from tilewright.passes.pipelines import GRAPH
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.executable import StreamedExecutable, StreamOptions
-from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.streaming.opening import check_direct, check_streaming
+from tilewright.streaming.parts.line import Line
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import StoreFolder, write_store
+from tilewright.streaming.training_compiling import compile_step
+from tilewright.streaming.training_executable import StreamedStep
 
 
 def compile(
@@ -29,8 +31,10 @@ def compile(
     host_memory: int | str | None = None,
     io: IoOptions | None = None,
     gpudirect: bool = False,
+    schedule: str = "auto",
+    resume: bool = False,
     **options: Any,
-) -> StreamedExecutable:
+) -> StreamedExecutable | StreamedStep:
     """Compile a graph-level module to run with at most `memory_cap` of device memory.
 
     The network is cut into steps whose weights, twice (one step computes while the next is fetched), fit
@@ -43,6 +47,9 @@ def compile(
     values of micro-batches between steps, beyond which they go to storage. io: how storage is read.
     gpudirect: storage writes straight into the memory of an NVIDIA GPU, by the package kvikio; checksums are
     not compared then.
+    A training step (a module with state) gives a `StreamedStep`: its weights and optimizer state lie in
+    `folder`, which keeps the state of every step that ended. schedule: `pr`, `ar` or `auto`, of a training
+    step. resume: go on with the state that the folder holds, after whatever ended the run that wrote it.
     options: those of `tilewright.compile`.
 
     Raises InputError for bad arguments; WorkError where the cap is too small, naming one that would do, and
@@ -51,8 +58,48 @@ def compile(
     if not isinstance(module, Module):
         raise InputError(f"expected a Module, got {type(module).__name__}")
     if module.state_names:
+        if gpudirect:
+            raise UnsupportedError("gpudirect is for networks without state", where=f"@{module.name}")
+        return compile_step(
+            module,
+            target,
+            memory_cap=memory_cap,
+            folder=folder,
+            host_memory=host_memory,
+            io=io,
+            schedule=schedule,
+            resume=resume,
+            options=options,
+        )
+    if resume or schedule != "auto":
+        raise InputError("expected resume and schedule with a training step; this network has no state")
+    return compile_network(
+        module,
+        target,
+        memory_cap=memory_cap,
+        folder=folder,
+        host_memory=host_memory,
+        io=io,
+        gpudirect=gpudirect,
+        **options,
+    )
+
+
+def compile_network(
+    module: Module,
+    target: str = "auto",
+    *,
+    memory_cap: int | str,
+    folder: str | Path | None = None,
+    host_memory: int | str | None = None,
+    io: IoOptions | None = None,
+    gpudirect: bool = False,
+    **options: Any,
+) -> StreamedExecutable:
+    """`compile` of a network without state; raises UnsupportedError for one that has state."""
+    if module.state_names:
         raise UnsupportedError(
-            f"a memory cap takes networks without state; this one updates '{module.state_names[0]}'",
+            f"expected a network without state; this one updates '{module.state_names[0]}'",
             where=f"@{module.name}",
         )
     cap = memory_bytes(memory_cap)

@@ -24,9 +24,9 @@ from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
 from tilewright.streaming.calibration import StreamCalibration, calibrate
 from tilewright.streaming.opening import open_queue, open_reader
+from tilewright.streaming.parts.schedule import SCHEDULES, Prediction, Schedule, predict, visits
+from tilewright.streaming.parts.step_modules import ValueWindow
 from tilewright.streaming.run import BoundPlans, RunRecord, StreamMachine, measured, run_visits
-from tilewright.streaming.schedule import SCHEDULES, Prediction, Schedule, predict, visits
-from tilewright.streaming.step_modules import ValueWindow
 from tilewright.streaming.step_planning import memory_of
 from tilewright.streaming.store_file import PlannedSteps, StoreFolder
 

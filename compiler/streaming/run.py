@@ -29,8 +29,8 @@ from tilewright.runtime.storage.buffers import HostBuffer
 from tilewright.runtime.storage.prefetch import LoadedStep, OverlapFacts, Prefetcher
 from tilewright.runtime.storage.source import StepSource
 from tilewright.streaming.activations import Activations
-from tilewright.streaming.schedule import Prediction, Visit
-from tilewright.streaming.step_modules import ValueWindow
+from tilewright.streaming.parts.schedule import Prediction, Visit
+from tilewright.streaming.parts.step_modules import ValueWindow
 from tilewright.streaming.step_plans import StepPlan
 from tilewright.streaming.store_file import PlannedSteps
 
@@ -85,13 +85,13 @@ class BoundPlans:
             else:
                 elsewhere.append((name, place))
         copies = [
-            (_region(plan, name, places), place, plan.buffer_by_name[name].nbytes)
+            (region_of(plan, name, places), place, plan.buffer_by_name[name].nbytes)
             for name, place in elsewhere
         ]
         return BoundPlan(self._queue.place(plan, places), tuple(copies))
 
 
-def _region(plan: ExecutionPlan, name: str, places: Mapping[str, Location]) -> Location:
+def region_of(plan: ExecutionPlan, name: str, places: Mapping[str, Location]) -> Location:
     """Return the place of a result that is an input, a constant, or the same as another result."""
     owner, offset = plan.locate(name)
     place = places[ARENA if owner.kind == "arena" else owner.name]

@@ -14,9 +14,9 @@ import numpy as np
 from tilewright.ir import Op, Value, WorkError
 from tilewright.ir.builder import Builder
 from tilewright.ir.types import TensorType
-from tilewright.streaming.line import Line, RowsOf
 from tilewright.streaming.memory_size import shown_bytes
-from tilewright.streaming.step_modules import ValueWindow, steps_of, window_of
+from tilewright.streaming.parts.line import Line, RowsOf
+from tilewright.streaming.parts.step_modules import ValueWindow, steps_of, window_of
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import PlannedSteps
 

@@ -22,7 +22,7 @@ from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan
 from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, plan_layout
-from tilewright.streaming.step_modules import NetworkStep, share_templates
+from tilewright.streaming.parts.step_modules import NetworkStep, share_templates
 
 #: options of `tilewright.compile` that choose the passes; the others decide nothing without measuring
 PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")
@@ -97,11 +97,13 @@ class StepCompiler:
         if self._options.get("tune") == "measure":
             # What was measured chooses how weights are packed: only the whole way gives the same.
             exe = self._compiled_again(module)
-            return exe.artifact.constants if with_output_buffers(exe.plan) == plan.plan else None
+            found = exe.artifact.constants if with_output_buffers(exe.plan) == plan.plan else None
+            return None if found is None else {b.name: found[b.name] for b in plan.constants}
         lowered = self._lowered(module)
         if not equal(_without_data(lowered), plan.tensor, constants=False):
             return None
-        return constants_of(plan.plan, lowered.constants)
+        found = constants_of(plan.plan, lowered.constants)
+        return {b.name: found[b.name] for b in plan.constants}
 
     def _compiled_again(self, module: Module) -> Executable:
         """Compile with nothing that differs between two times: known measurements, modelled streams."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from tilewright.ir import InputError, WorkError
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.runtime.temporary_folder import TemporaryFolder
-from tilewright.streaming.step_modules import NetworkStep
+from tilewright.streaming.parts.step_modules import NetworkStep
 from tilewright.streaming.step_plans import StepCompiler, StepPlan, store_specs, tensor_name
 
 STORE_NAME = "weights.store"

@@ -151,6 +151,25 @@ def new_unnamed_file(folder: str, nbytes: int, direct: bool) -> DirectFile:
     return _as_asked(f"a scratch file in {folder}", descriptor, direct)
 
 
+def open_to_change(path: str, direct: bool) -> DirectFile:
+    """Open an existing regular file for reading and writing, which this process alone may do from now on.
+
+    Raises `InputError` naming it where it cannot be opened, or is in use.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise InputError(f"{path}: expected a file of tensors, got no regular file")
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be opened ({error.strerror or error})") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise InputError(f"{path}: another process uses it") from None
+    return _as_asked(path, descriptor, direct)
+
+
 def _as_asked(path: str, descriptor: int, direct: bool) -> DirectFile:
     """The open file, with direct requests where they are asked for and possible."""
     try:

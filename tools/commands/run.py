@@ -19,7 +19,7 @@ from tilewright.running.executable import Executable
 from tilewright.running.interpreting import interpret
 from tilewright.runtime.atomic_file import output_file
 from tilewright.streaming import StreamedExecutable
-from tilewright.streaming import compile as compile_streamed
+from tilewright.streaming.compiling import compile_network
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
 from tilewright.streaming.run import compared
 from tilewright.tools.commands.network import (
@@ -132,7 +132,7 @@ def run_streamed(a: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
     host = None if a.host_memory is None else memory_bytes(a.host_memory, where="--host-memory")
     module = load_network(a)
     require_device(a.target)
-    with compile_streamed(
+    with compile_network(
         module,
         a.target,
         memory_cap=cap,

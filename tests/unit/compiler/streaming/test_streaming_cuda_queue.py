@@ -22,8 +22,8 @@ from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.runtime.storage.store_writer import StoreWriter
 from tilewright.streaming.opening import open_reader
+from tilewright.streaming.parts.schedule import Visit
 from tilewright.streaming.run import StreamMachine, run_visits
-from tilewright.streaming.schedule import Visit
 
 STEPS, WORDS = 5, 2048
 

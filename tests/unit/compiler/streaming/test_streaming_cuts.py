@@ -10,9 +10,9 @@ import tilewright as tw
 from tilewright.frontends.zoo.gpt import gpt
 from tilewright.ir import InputError, Module, UnsupportedError
 from tilewright.streaming.activations import pieces_of
-from tilewright.streaming.line import Line
 from tilewright.streaming.memory_size import memory_bytes, shown_bytes
-from tilewright.streaming.step_modules import share_templates, steps_of, window_of
+from tilewright.streaming.parts.line import Line
+from tilewright.streaming.parts.step_modules import share_templates, steps_of, window_of
 from tilewright.streaming.step_planning import choose_cuts, split_large, weight_limit
 
 TINY = {"layers": 3, "width": 16, "heads": 2, "vocabulary": 30, "context": 6, "sequence": 5}

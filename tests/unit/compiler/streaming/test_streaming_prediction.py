@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tilewright.streaming import calibration
-from tilewright.streaming.schedule import SCHEDULES, StepCosts, Visit, predict, visits
+from tilewright.streaming.parts.schedule import SCHEDULES, StepCosts, Visit, predict, visits
 
 PR, AR = SCHEDULES["pr"], SCHEDULES["ar"]
 

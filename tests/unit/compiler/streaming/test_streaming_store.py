@@ -10,7 +10,7 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, WorkError
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.reader import StepReader
-from tilewright.streaming.line import Line
+from tilewright.streaming.parts.line import Line
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import write_store

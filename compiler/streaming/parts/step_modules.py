@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value
 from tilewright.ir.modules.compare import equal
 from tilewright.runtime.arena.placement import plan_arena
-from tilewright.streaming.line import Line
+from tilewright.streaming.parts.line import Line
 
 
 @dataclass(frozen=True)
