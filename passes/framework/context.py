@@ -62,6 +62,11 @@ class PassDef(Generic[P]):
             raise InputError(f"pass '{self.name}': {e}") from None
 
     @property
+    def newly_established(self) -> frozenset[str]:
+        """What holds after it and need not before; a pass that keeps an invariant requires it, too."""
+        return self.establishes - self.requires
+
+    @property
     def file(self) -> str:
         """The file that defines it, as Python names it."""
         return str(self.run.__code__.co_filename)

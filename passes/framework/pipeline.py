@@ -134,7 +134,7 @@ class Pipeline:
                 accepted = " or ".join(x.value for x in d.levels)
                 raise InputError(f"{place}: expected functions of level {accepted}, there are {_names(now)}")
             for fact in sorted(d.requires - known):
-                later = [q.name for q in self.passes[i + 1 :] if fact in q.definition.establishes]
+                later = [q.name for q in self.passes[i + 1 :] if fact in q.definition.newly_established]
                 if facts is not None or later:
                     hint = f"; '{later[0]}' establishes it and comes later" if later else ""
                     raise InputError(f"{place}: requires '{fact}', which no earlier pass establishes{hint}")

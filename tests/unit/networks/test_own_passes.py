@@ -116,6 +116,12 @@ def test_a_graph_pass_takes_effect(passes, target):
         np.testing.assert_array_equal(tw.compile(m, target=target, passes=given)(X)[0], RELU)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_a_graph_pass_works_in_every_precision(passes, precision):
+    exe = tw.compile(tw.parse(NET), target="null", passes=["relu-for-exp"], precision=precision)
+    assert exe.report()["passes"] == {"graph": "relu-for-exp"}
+
+
 def test_each_level_has_its_point(passes, tmp_path):
     order, names = Order(), ("see-thread", "tensor: see-tensor", passes["graph"])
     exe = tw.compile(tw.parse(NET), target="null", passes=names, instruments=[order], verify_each=True)

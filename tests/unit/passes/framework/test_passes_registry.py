@@ -246,6 +246,8 @@ def test_facts_are_checked_without_running():
     define("make", establishes={"tidy"}), define("spoil", breaks={"tidy"}), define("use", requires={"tidy"})
     Pipeline.parse("use")  # the module may bring the fact
     Pipeline.parse("make, use, use")
+    define("keep", requires={"tidy"}, establishes={"tidy"})
+    Pipeline.parse("use, keep")  # what keeps the fact does not bring it
     with pytest.raises(InputError, match="'make' establishes it and comes later"):
         Pipeline.parse("use, make")
     for bad in ("use", "make, spoil, use"):
