@@ -6,21 +6,30 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tilewright.api import compile as compile_whole
+from tilewright.compilation.lowering import training_step
 from tilewright.compilation.option_values import Transport
 from tilewright.costmodel.hardware.description import GpuHardware, Hardware
 from tilewright.costmodel.op_work import wave_elements
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, Level, Module, UnsupportedError, show
+from tilewright.ir.interpreter.step import check_initial_state
+from tilewright.ir.modules.divisions import divisions_of, with_divisions
+from tilewright.ir.nodes import INFERENCE
+from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.graph.distribute.state import refuse_state
+from tilewright.passes.graph.fix_loss_scale import AUTO
+from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable, world
+from tilewright.running.rank_step import DIVISIONS, INPUTS, STATE, DistributedStep, rank_executable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 #: what each rank computes, by mode, and the pass that gives every rank its own module
@@ -62,7 +71,11 @@ def rank_module(
         raise InputError(
             f"expected a module of graph ops to divide, got one at level {module.main.level.value}"
         )
-    return run_pipeline(module, mode_pipeline(mode, devices, rank, options, precision), PassContext())
+    context = PassContext()
+    step = training_step(module, precision, context)
+    if step.get(AUTO[0]) == AUTO[1]:  # decided by now: a later precision says nothing of the scale
+        step = replace(step, attrs=tuple((k, a) for k, a in step.attrs if k != AUTO[0]))
+    return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision), context)
 
 
 def compile(
@@ -93,17 +106,61 @@ def compile(
     if choices.get("shapes") is not None:
         raise UnsupportedError("expected one set of input shapes: a divided network has one plan per rank")
     own = communicator or world()
+    return _compiled_rank(module, own, mode, target, options, transport, choices)
+
+
+def _compiled_rank(
+    module: Module,
+    own: AnyCommunicator,
+    mode: str,
+    target: str,
+    options: str,
+    transport: Transport,
+    choices: Mapping[str, Any],
+) -> DistributedExecutable:
+    given, choices = choices, dict(choices)
     precision = str(choices.get("precision", "fp32"))
     if mode == "space":
         options = with_common_wave(options, resolve_target(target).hardware, own)
     part = rank_module(module, mode, own.size, own.rank, options, precision)
     if "graph" in PRECISIONS[precision]:
         choices["precision"] = "fp32"  # what is left to decide: the graph is narrow already
-    if mode == "pipeline":
+    if mode == "pipeline" and not module.state_names:
         choices.setdefault("instances", own.size)
     passes = str(mode_pipeline(mode, own.size, 0, options, precision)).replace("rank=0", "rank=r")
     agreed = {"network": network_digest(module), "passes": passes, "precision": precision}
-    return compile_part(part, own, target=target, mode=mode, agreed=agreed, transport=transport, **choices)
+    if not module.state_names:
+        return compile_part(
+            part, own, target=target, mode=mode, agreed=agreed, transport=transport, **choices
+        )
+    check_initial_state(module)
+    facts = whole_facts(module, part)
+    exe = compile_part(
+        part, own, target=target, mode=mode, agreed=agreed, transport=transport, whole=facts, **choices
+    )
+    if isinstance(exe, DistributedStep) and any(f.name == INFERENCE for f in module.funcs):
+        network = _network_over_state(module, part)
+        exe.network = partial(_compiled_rank, network, own, mode, target, options, transport, given)
+    return exe
+
+
+def whole_facts(module: Module, part: Module) -> dict[str, Any]:
+    """What an executable of a part says of the whole step: its inputs and state, and how they are divided."""
+    state = set(module.state_names)
+    rows = [[p.hint, storage_dtype(p.tensor.dtype).name, list(p.tensor.shape)] for p in module.main.params]
+    return {
+        STATE: [row for row in rows if row[0] in state],
+        INPUTS: [row for row in rows if row[0] not in state],
+        DIVISIONS: [list(d.row) for d in divisions_of(part).values()],
+    }
+
+
+def _network_over_state(module: Module, part: Module) -> Module:
+    """The network that a step trains, with its weights as state that is divided as that of the step is."""
+    network = module.inference()
+    names = [n for n in network.constants if n in module.state_names]
+    held = [d for n, d in divisions_of(part).items() if n in names]
+    return with_divisions(promoted(network, names), held)
 
 
 def with_common_wave(options: str, hardware: Hardware, communicator: AnyCommunicator) -> str:
@@ -126,15 +183,18 @@ def compile_part(
     mode: str = "own",
     agreed: Mapping[str, str] | None = None,
     transport: Transport = "device",
+    whole: Mapping[str, Any] | None = None,
     **choices: Any,
 ) -> DistributedExecutable:
     """Compile what one rank runs, divided already: its graph holds the communication ops.
 
     mode: for reports. agreed: what must be the same on all ranks, by name, beside precision and options; a
-        precision named there is that of the part as it is given, for reports.
+        precision named there is that of the part as it is given, for reports. whole: of a part with state,
+        what `whole_facts` says.
     choices: keyword arguments of `tilewright.compile`. Raises as `compile` does.
     """
-    refuse_state(part, "a rank")
+    if whole is None:
+        refuse_state(part, "a rank")
     exe = compile_whole(part, target, **choices)
     if not isinstance(exe, Executable):
         raise UnsupportedError("the reference target computes alone: expected a target with a device")
@@ -151,11 +211,12 @@ def compile_part(
             "transport": transport,
             "options": ", ".join(f"{k}={v!r}" for k, v in sorted(compared.items())),
         },
+        **(whole or {}),
     }
     a = exe.artifact
     reported = {"precision": facts["agreed"]["precision"], "distributed": facts}
     artifact = replace(a, facts={**a.facts, **reported})
-    return DistributedExecutable(
+    return rank_executable(
         artifact, exe.target, instances=exe.instances, communicator=communicator, transport=transport
     )
 

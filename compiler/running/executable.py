@@ -161,8 +161,13 @@ class Executable:
             return self._device, self._pool
 
     def _load_on(self, device: Device) -> LoadedPlan:
+        given = self._beside_constants(device)
         with progress_bar(len(self.plan.kernels)) as progress:
-            return device.load(self.plan, self.artifact.constants, progress=progress)
+            return device.load(self.plan, self.artifact.constants, progress=progress, **given)
+
+    def _beside_constants(self, device: Device) -> dict[str, Any]:
+        """What a plan is loaded with on a device beside its constants, as `Device.load` names it."""
+        return {}
 
     def load(self) -> LoadedPlan:
         """The plan on its device: opened, allocated, uploaded, built; happens by itself at the first call.

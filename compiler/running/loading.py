@@ -33,9 +33,9 @@ def load(path: str | Path, target: str = "auto") -> Executable:
     named = _target_of(saved.facts, saved.plan, target, str(path))
     artifact = Artifact.of(saved)
     if "distributed" in artifact.facts:
-        from tilewright.running.rank_executable import DistributedExecutable
+        from tilewright.running.rank_step import rank_executable
 
-        return DistributedExecutable(artifact, named)
+        return rank_executable(artifact, named)
     return executable_of(artifact, named)
 
 

@@ -17,7 +17,7 @@ from tilewright.runtime.communication import mpi_world
 from tilewright.runtime.communication.agreement import agree, communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.mpi import MpiCommunicator
-from tilewright.runtime.interface.device import Device, LoadedPlan
+from tilewright.runtime.interface.device import Device
 
 
 def world(timeout_s: float | None = None) -> MpiCommunicator:
@@ -67,7 +67,8 @@ class DistributedExecutable(Executable):
         transport: `device`, from device to device where they can (NCCL between GPUs); `host`, through host
         memory and the processes, step by step, also where ranks share a GPU.
         """
-        super().__init__(artifact, target, instances=instances, device=device)
+        given = {} if artifact.plan.states else {"instances": instances}  # one with state has a single one
+        super().__init__(artifact, target, device=device, **given)
         if transport not in get_args(Transport):
             raise InputError(f"expected transport among {', '.join(get_args(Transport))}, got {transport!r}")
         self._communicator, self.transport = communicator, transport
@@ -80,7 +81,7 @@ class DistributedExecutable(Executable):
             self._communicator = world()
         return self._communicator
 
-    def _load_on(self, device: Device) -> LoadedPlan:
+    def _beside_constants(self, device: Device) -> dict[str, Any]:
         facts, own = self.distribution, self.communicator
         if facts["size"] != own.size or facts["rank"] != own.rank:
             # The others must know, or they would wait for this rank to compare programs.
@@ -90,16 +91,16 @@ class DistributedExecutable(Executable):
             this = f"rank {own.rank} of {own.size}"
             raise InputError(f"expected the executable of {this}, got that of {holder}{hint}")
         agree(own, {k: str(v) for k, v in facts["agreed"].items()}, self.plan)
-        constants = self.artifact.constants
+        given = super()._beside_constants(device)
         if own.size == 1 or not (communications(self.plan) or device.language == "cuda"):
-            return super()._load_on(device)
+            return given
         if device.language == "cuda" and self.transport == "host":
             from tilewright.runtime.cuda.staged import StagedCommunicator
 
             staged: Any = StagedCommunicator(cast("Any", own), cast("Any", device).context)
-            return device.load(self.plan, constants, communicator=staged)
+            return {**given, "communicator": staged}
         # GPUs connect in a collective, so a rank without communications of its own takes part.
-        return device.load(self.plan, constants, communicator=own)
+        return {**given, "communicator": own}
 
     def report(self) -> dict[str, Any]:
         """The report of every executable, and what this rank sends and receives in one run."""

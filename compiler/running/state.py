@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -132,10 +132,23 @@ class StateStore:
             raise InputError(f"unknown state {name!r:.100}; there is {', '.join(self._buffers) or 'none'}")
 
 
+class NamedState(Protocol):
+    """State by name that is read and written as whole arrays."""
+
+    @property
+    def buffers(self) -> Mapping[str, Buffer]: ...
+
+    def read(self, name: str) -> np.ndarray: ...
+
+    def write(self, name: str, value: object) -> None: ...
+
+    def write_all(self, values: Mapping[str, object]) -> None: ...
+
+
 class State(Mapping[str, np.ndarray]):
     """The state of an executable by name. Reading an array copies it; assigning one replaces it."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: NamedState) -> None:
         self._store = store
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -173,7 +186,7 @@ class HoldsState:
 
     def save_state(self, path: str | Path) -> None:
         """Write the state as a safetensors file, replaced at once and only when complete."""
-        _write_state(self._store, path)
+        write_state(self._store, path)
 
     def load_state(self, path: str | Path) -> None:
         """Take the state from a file of `save_state`: runs go on bit by bit as they did after saving it.
@@ -181,7 +194,7 @@ class HoldsState:
         Raises InputError, and leaves the state as it is, for a file that cannot be read, is damaged, of
         another version, or has other names, shapes or dtypes.
         """
-        _read_state(self._store, path)
+        read_state(self._store, path)
 
     def inference(self) -> Any:
         """The executable of the network that this step trains, over the same weights.
@@ -244,14 +257,15 @@ class HoldsState:
         )
 
 
-def _write_state(store: StateStore, path: str | Path) -> None:
+def write_state(store: NamedState, path: str | Path) -> None:
+    """Write state as a file; see `HoldsState.save_state`."""
     arrays = {name: store.read(name) for name in store.buffers}
     metadata = {"format": FORMAT, "version": VERSION, "state": json.dumps(_types(store), sort_keys=True)}
     with output_file(file_path(path), "the state") as file:
         file.write(write_tensors(arrays, metadata))
 
 
-def _read_state(store: StateStore, path: str | Path) -> None:
+def read_state(store: NamedState, path: str | Path) -> None:
     """Replace all state by that of a file; see `HoldsState.load_state`."""
     where = str(path)
     data = read_bounded(file_path(path), MAX_BYTES, "state")
@@ -277,7 +291,7 @@ def _read_state(store: StateStore, path: str | Path) -> None:
     store.write_all(arrays)
 
 
-def _types(store: StateStore) -> dict[str, str]:
+def _types(store: NamedState) -> dict[str, str]:
     return {name: _type(b.dtype, b.shape) for name, b in store.buffers.items()}
 
 

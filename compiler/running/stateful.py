@@ -12,11 +12,11 @@ import numpy as np
 from tilewright.devices.opening import OpenedDevice
 from tilewright.ir import InputError
 from tilewright.ir.errors import file_path
-from tilewright.running.executable import Artifact, Executable, inputs_of, progress_bar
+from tilewright.running.executable import Artifact, Executable, inputs_of
 from tilewright.running.state import HoldsState, StateStore
 from tilewright.running.step_rules import StepRules
 from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.device import Device, LoadedPlan
+from tilewright.runtime.interface.device import Device
 from tilewright.runtime.interface.lazy import LazyArray, Steps, ready
 from tilewright.runtime.interface.state import StateMemory
 from tilewright.runtime.plan.container import write_container
@@ -59,12 +59,12 @@ class StatefulExecutable(HoldsState, Executable):
             self.close()
             self._store, self._opened = other._store, other._opened
 
-    def _load_on(self, device: Device) -> LoadedPlan:
+    def _beside_constants(self, device: Device) -> dict[str, Any]:
+        given = super()._beside_constants(device)
         with self._lock:
             if self._memory is None:
                 self._memory = self._store.open(device)
-        with progress_bar(len(self.plan.kernels)) as progress:
-            return device.load(self.plan, self.artifact.constants, progress=progress, state=self._memory)
+        return {**given, "state": self._memory}
 
     def close(self) -> None:
         """Free the device; the state comes back to the host. The executable can be called again."""
@@ -88,6 +88,7 @@ class StatefulExecutable(HoldsState, Executable):
         else:
             arrays = inputs
             self._rules.check(arrays)
+        arrays = self._own(arrays)
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)
@@ -104,7 +105,7 @@ class StatefulExecutable(HoldsState, Executable):
 
     def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Results of one step, waited for; otherwise as `step`."""
-        arrays = self._ordered(self.input_names if named else (), inputs, named)
+        arrays = self._own(self._ordered(self.input_names if named else (), inputs, named))
         try:
             with self._working() as pool, pool.lent() as instance:
                 results = instance.run(arrays)
@@ -113,6 +114,10 @@ class StatefulExecutable(HoldsState, Executable):
             raise
         self._accept(results)
         return results
+
+    def _own(self, inputs: Sequence[object]) -> Sequence[object]:
+        """The part of the inputs, checked, that the plan is given: all of them."""
+        return inputs
 
     def _first_step(self, arrays: Sequence[object]) -> tuple[LazyArray, ...]:
         """A step of a plan that may have to be loaded; the next ones take a shorter way if it can queue."""

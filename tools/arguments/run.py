@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from tilewright.compilation.option_values import MAX_RANKS, RANK_TIMEOUT_S, TOLERANCE, DivisionMode, Transport
@@ -40,7 +41,12 @@ def add_run(sub: Sub) -> None:
     )
     p.add_argument("--json", action="store_true", help="print results as JSON")
     _add_stream_arguments(p)
-    _add_rank_arguments(p)
+    add_rank_arguments(
+        p,
+        "run",
+        get_args(DivisionMode),
+        "(default space): one inference in space, the batch, the weights, or stages of a pipeline",
+    )
     p.set_defaults(action="commands.run:run_network")
 
 
@@ -87,8 +93,8 @@ def _add_stream_arguments(p: CommandParser) -> None:
     )
 
 
-def _add_rank_arguments(p: CommandParser) -> None:
-    """The arguments of a run on several devices."""
+def add_rank_arguments(p: CommandParser, command: str, modes: Sequence[str], divided: str) -> None:
+    """The arguments of a command on several devices; `divided` says for its help how it is."""
     group = p.add_argument_group("several devices (one process each)")
     p.add_scoped(
         group,
@@ -96,16 +102,15 @@ def _add_rank_arguments(p: CommandParser) -> None:
         "--devices",
         type=whole(1, MAX_RANKS),
         metavar="N",
-        help="start N processes with mpirun and run the network on all of them; `mpirun -n N tilewright run "
-        "NET --mode MODE` does the same",
+        help=f"start N processes with mpirun and {command} the network on all of them; `mpirun -n N "
+        f"tilewright {command} NET --mode MODE` does the same",
     )
     p.add_scoped(
         group,
         OptionScope(kernels=True),
         "--mode",
-        choices=get_args(DivisionMode),
-        help="how the network is divided (default space): one inference in space, the batch, the weights, or "
-        "stages of a pipeline",
+        choices=modes,
+        help=f"how the network is divided {divided}",
     )
     p.add_scoped(
         group,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from tilewright.tools.arguments.network import REPEATS, add_choice_arguments, add_network_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, real, whole
+from tilewright.tools.arguments.run import add_rank_arguments
 from tilewright.tools.arguments.scope import OptionScope
 
 #: losses, optimizers and schedules by name; a test compares them with those that there are
 LOSSES = ("cross_entropy", "mse", "l1", "huber", "bce")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "lion")
 SCHEDULES = ("constant", "cosine", "linear")
+#: how a step may be divided among devices
+TRAINING_MODES = ("batch", "weights", "pipeline")
 
 
 def add_train(sub: Sub) -> None:
@@ -26,6 +29,9 @@ def add_train(sub: Sub) -> None:
     )
     _add_optimization(p)
     _add_course(p)
+    add_rank_arguments(
+        p, "train", TRAINING_MODES, "(default batch): the batch, the weights, or stages of a pipeline"
+    )
     p.set_defaults(action="commands.train:train_network")
 
 

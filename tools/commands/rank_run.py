@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,12 @@ def start_ranks(a: argparse.Namespace) -> None:
     launch_command(a.devices, a.argv)
 
 
-def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
-    """Compile this rank's part, run and time it with the others; the report and outputs, on rank 0 alone.
+@contextmanager
+def joined_world(a: argparse.Namespace) -> Iterator[MpiCommunicator]:
+    """The world that the arguments ask for; what fails inside on one rank ends all (`together`).
 
-    Raises InputError and WorkError, on every rank if on any while they still need each other.
+    Raises InputError where mpirun started another number of processes.
     """
-    keep_output_for_results()
     communicator = world(a.timeout)
     with together(communicator):
         if communicator.size < 2 and a.devices != 1:
@@ -62,6 +64,16 @@ def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
             raise InputError(
                 f"expected {communicator.size}, as mpirun started, got {a.devices}", where="--devices"
             )
+        yield communicator
+
+
+def run_rank(a: argparse.Namespace) -> tuple[dict[str, Any], Arrays] | None:
+    """Compile this rank's part, run and time it with the others; the report and outputs, on rank 0 alone.
+
+    Raises InputError and WorkError, on every rank if on any while they still need each other.
+    """
+    keep_output_for_results()
+    with joined_world(a) as communicator:
         module, exe = _executable(a, communicator)
         inputs = _inputs(a, exe)
         outputs = exe(*inputs)

@@ -6,8 +6,8 @@ import argparse
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,14 @@ import numpy as np
 
 from tilewright.api import compile as compile_module
 from tilewright.compilation.report_facts import parameter_facts
+from tilewright.distributed import compile as compile_rank
+from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.tools.commands.network import choices_of, load_network, require_device
+from tilewright.tools.commands.rank_run import is_rank, joined_world, on_ranks, start_ranks
 from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
 from tilewright.tools.report.wording import weights_text
 from tilewright.training import optim, schedules
@@ -38,7 +42,20 @@ _TITLES = {
 
 
 def train_network(a: argparse.Namespace) -> None:
-    """Train, print records, write what was asked for."""
+    """Train, on one device or as one of several ranks, or start these."""
+    check_files(a)
+    if not on_ranks(a):
+        train_here(a)
+    elif not is_rank(a):
+        start_ranks(a)
+    else:
+        keep_output_for_results()
+        with joined_world(a) as communicator:
+            train_here(a, communicator)
+
+
+def check_files(a: argparse.Namespace) -> None:
+    """Raise InputError for files that cannot be read or written."""
     if a.plot:
         require_plot(a.plot)
     for path in filter(None, (a.checkpoint, a.output, a.plot)):
@@ -46,6 +63,11 @@ def train_network(a: argparse.Namespace) -> None:
             raise InputError("no such folder to write to", where=str(file_path(path).parent))
     if a.resume and not Path(a.checkpoint).exists():
         raise InputError("no such file to resume from", where=a.checkpoint)
+
+
+def train_here(a: argparse.Namespace, communicator: MpiCommunicator | None = None) -> None:
+    """Train, print records, write what was asked for; of several ranks the first one prints and writes."""
+    first_rank = communicator is None or communicator.rank == 0
     network = with_batch(load_network(a), a.batch)
     if a.loss == "cross_entropy" and (logits := before_softmax(network)) is not None:
         warn(
@@ -68,24 +90,30 @@ def train_network(a: argparse.Namespace) -> None:
         accumulate=a.accumulate,
         seed=a.seed,
     )
-    loop = prepared(step, data, a.loss, a.target, seed=a.seed, **choices_of(a))
+    if communicator is None:
+        loop = prepared(step, data, a.loss, a.target, seed=a.seed, **choices_of(a))
+    else:
+        loop = loop_of(_compiled_rank(step, a, communicator), step, data, a.loss, seed=a.seed)
     first = _resumed(loop, a) if a.resume else 0
     if first >= steps:
         raise InputError(
             f"expected more steps than the {first} of the checkpoint, got {steps}", where="--steps"
         )
     counts = parameter_facts(step)
-    if not a.json:
+    if not a.json and first_rank:
         print(f"{network.name}: {weights_text({'parameters': counts})}", flush=True)
-    records = _trained(loop, a, steps, first)
+    records = _trained(loop, a, steps, first, first_rank=first_rank, alone=communicator is None)
+    state = {n: loop.steps.state[n] for n in loop.steps.state} if a.output else {}
+    ranks = [] if communicator is None else _rank_rows(loop.steps, communicator)
+    if not first_rank:
+        return
     if a.plot:
         named = {k: _TITLES[k] for k in records[-1].held_out if k != "loss"} or {"loss": _TITLES["loss"]}
         write_curves([Curve(network.name, loop.losses, records, first)], named, a.plot)
     if a.output:
-        state = {n: loop.steps.state[n] for n in loop.steps.state}
         trained = compile_module(step.inference(state), a.target, **choices_of(a))
         trained.save(file_path(a.output))
-    _report(a, network, loop, records, counts)
+    _report(a, network, loop, records, counts, ranks)
     if loop.done < steps:
         kept = f"; {a.checkpoint} holds the state" if a.checkpoint else ""
         raise KeyboardInterrupt(f"interrupted after step {loop.done} of {steps}{kept}")
@@ -93,11 +121,36 @@ def train_network(a: argparse.Namespace) -> None:
 
 def prepared(step: Module, data: Data, loss: str, target: str, *, seed: int = 0, **choices: Any) -> Loop:
     """The compiled step and its network over the same weights, ready to be trained on the data."""
+    return loop_of(compile_module(step, target, **choices), step, data, loss, seed=seed)
+
+
+def loop_of(exe: Any, step: Module, data: Data, loss: str, *, seed: int = 0) -> Loop:
+    """The loop of a step that is compiled."""
     ports = interface_of(step)
-    exe: Any = compile_module(step, target, **choices)
     return Loop(
         exe, exe.inference(), fitted(data, ports.inputs, ports.targets), ports, measures_of(loss, data), seed
     )
+
+
+def _compiled_rank(step: Module, a: argparse.Namespace, communicator: MpiCommunicator) -> Any:
+    return compile_rank(
+        step,
+        mode=a.mode or "batch",
+        target=a.target,
+        communicator=communicator,
+        options=a.mode_options or "",
+        transport=a.transport,
+        **choices_of(a),
+    )
+
+
+def _rank_rows(exe: Any, communicator: MpiCommunicator) -> list[dict[str, Any]]:
+    """What every rank sends in a step, and the memory it takes; a collective."""
+    report = exe.report()
+    own = {"rank": communicator.rank, "device": exe.device}
+    own |= {k: report["distributed"][k] for k in ("communications", "bytes_communicated")}
+    own |= {k: report[k] for k in ("state_bytes", "arena_bytes")}
+    return list(map(json.loads, communicator.gather_texts(json.dumps(own), doing="reporting")))
 
 
 def with_batch(network: Module, batch: int | None) -> Module:
@@ -163,14 +216,20 @@ def _resumed(loop: Loop, a: argparse.Namespace) -> int:
     return done
 
 
-def _trained(loop: Loop, a: argparse.Namespace, steps: int, first: int) -> list[Record]:
-    """Run the loop with a bar of progress, and print records as they come."""
+def _trained(
+    loop: Loop, a: argparse.Namespace, steps: int, first: int, *, first_rank: bool, alone: bool
+) -> list[Record]:
+    """Run the loop with a bar of progress, and print records as they come.
+
+    alone: an interrupt ends the step that runs, and keeps its state; ranks that are interrupted end all.
+    """
     from tqdm import tqdm
 
     records = []
+    hidden = None if first_rank else True
     with (
-        tqdm(total=steps, initial=first, unit="step", disable=None, leave=False) as bar,
-        _interrupts() as asked,
+        tqdm(total=steps, initial=first, unit="step", disable=hidden, leave=False) as bar,
+        _interrupts() if alone else nullcontext(threading.Event()) as asked,
     ):
 
         def show(step: int, loss: float) -> None:
@@ -182,6 +241,8 @@ def _trained(loop: Loop, a: argparse.Namespace, steps: int, first: int) -> list[
             steps, eval_every=every, checkpoint=a.checkpoint, stop=asked.is_set, progress=show
         ):
             records.append(record)
+            if not first_rank:
+                continue
             with bar.external_write_mode():
                 print(json.dumps(asdict(record)) if a.json else shown(record), flush=True)
     return records
@@ -221,7 +282,12 @@ def _number(key: str, value: float) -> str:
 
 
 def _report(
-    a: argparse.Namespace, network: Module, loop: Loop, records: list[Record], counts: Mapping[str, int]
+    a: argparse.Namespace,
+    network: Module,
+    loop: Loop,
+    records: list[Record],
+    counts: Mapping[str, int],
+    ranks: Sequence[Mapping[str, Any]],
 ) -> None:
     last = records[-1]
     weights = parameter_facts(network)["trainable"]
@@ -240,6 +306,8 @@ def _report(
         "step_seconds_mean": last.step_seconds / max(1, steps),
         "checkpoint": a.checkpoint,
     }
+    if ranks:
+        result = {**result, "distributed": {"mode": a.mode or "batch", "ranks": ranks}}
     if a.json:
         print(json.dumps(result), flush=True)
         return
@@ -247,5 +315,12 @@ def _report(
         f"{network.name}: {weights} parameters, {steps} steps of {loop.batch} examples, "
         f"{1e3 * last.step_seconds / max(1, steps):.2f} ms per step"
     )
+    for r in ranks:
+        print(
+            f"rank {r['rank']}: {r['communications']} communications of "
+            f"{r['bytes_communicated'] / 1e6:.3f} MB per step, "
+            f"{r['state_bytes'] / 1e6:.3f} MB of state, {r['arena_bytes'] / 1e6:.3f} MB besides, "
+            f"{r['device']}"
+        )
     for path in filter(None, (a.checkpoint, a.output, a.plot)):
         print(f"wrote {path}")

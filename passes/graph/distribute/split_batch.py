@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.errors import InputError
 from tilewright.ir.facts import Elements
@@ -10,7 +12,7 @@ from tilewright.ir.nodes import Level, Module
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.sharding.options import check_rank, speeds_of
+from tilewright.passes.graph.distribute.sharding.options import check_rank, message_rates, speeds_of
 from tilewright.passes.graph.distribute.sharding.program import (
     ShardedProgram,
     batch_cuts,
@@ -33,6 +35,10 @@ def split_batch(
     axis: int = 0,
     zero: int = 0,
     min_bytes: int = 65_536,
+    join: Literal["auto", "never"] = "auto",
+    tflops: float = 20.0,
+    link_gbs: float = 100.0,
+    latency_us: float = 2.0,
 ) -> Module:
     """Rank `rank` of `devices` computes its part of the batch, which dimension `axis` of the inputs is.
 
@@ -45,6 +51,9 @@ def split_batch(
     `divisions`). Sums over samples are added up, so gradients of parameters are the same on all ranks, and so
     is the state. zero=1: every rank holds, and updates, its part of the parameters and of all state of their
     shapes, where these take at least `min_bytes`; parameters are gathered where they are read.
+    join=auto: sums that nothing waits for, as those of gradients, share messages, so that by the model the
+    last one ends soonest: an op takes the larger of operations / `tflops` and bytes / (one tenth of that), a
+    hop of a ring `latency_us` and its bytes / `link_gbs`.
 
     rewrite: %y = graph.relu(%x) : f32[8, 3]
         -->  %y = graph.all_gather(graph.relu(graph.strided_slice(%x)), axis = 0) : f32[8, 3]
@@ -59,7 +68,15 @@ def split_batch(
     if module.state_names:
         inputs = {v.hint: s for v, s in batch_cuts(module.main, parts, axis)}
         stored = stored_cuts(module, devices, min_bytes) if zero else {}
-        return divided_step(module, devices, rank, inputs=inputs, stored=stored, adds_up=True)
+        return divided_step(
+            module,
+            devices,
+            rank,
+            inputs=inputs,
+            stored=stored,
+            adds_up=True,
+            rates=message_rates(join, tflops, link_gbs, latency_us),
+        )
     if zero:
         raise InputError("option 'zero' divides the state of a training step; this network has none")
     pool = ConstantPool(module.constants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import lcm
+from typing import Literal
 
 from tilewright.costmodel.partition.naive import apportioned
 from tilewright.ir.division import Label, Labels
@@ -13,7 +14,7 @@ from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.distribute.sharding.options import check_rank, speeds_of
+from tilewright.passes.graph.distribute.sharding.options import check_rank, message_rates, speeds_of
 from tilewright.passes.graph.distribute.sharding.program import (
     LabelCut,
     ShardedProgram,
@@ -39,6 +40,10 @@ def split_weights(
     rank: int = 0,
     speeds: str = "",
     min_bytes: int = 1_048_576,
+    join: Literal["auto", "never"] = "auto",
+    tflops: float = 20.0,
+    link_gbs: float = 100.0,
+    latency_us: float = 2.0,
 ) -> Module:
     """Rank `rank` of `devices` holds its part of every weight of at least `min_bytes`; all give full outputs.
 
@@ -49,7 +54,8 @@ def split_weights(
     proportional to `speeds`.
 
     In a module with state, such as a training step, the parameters are weights too; they are state that every
-    rank holds its part of (attribute `divisions`), and so is what the optimizer keeps beside them.
+    rank holds its part of (attribute `divisions`), and so is what the optimizer keeps beside them. join and
+    rates: of sums, as of `split-batch`.
 
     rewrite: %y = graph.dense(graph.relu(graph.dense(%x, a)), b)
         -->  %y = graph.all_reduce(graph.dense(graph.relu(graph.dense(%x, a.0.1.0-8)), b.1.1.0-8))
@@ -62,7 +68,16 @@ def split_weights(
     if module.state_names:
         step = fold_constants().apply(module, ctx)
         cutting.trained = frozenset(step.main.params[p] for p, _ in step.main.updates)
-        return divided_step(step, devices, rank, inputs={}, stored={}, adds_up=False, weights=cutting)
+        return divided_step(
+            step,
+            devices,
+            rank,
+            inputs={},
+            stored={},
+            adds_up=False,
+            weights=cutting,
+            rates=message_rates(join, tflops, link_gbs, latency_us),
+        )
     return with_divided_weights(fold_constants().apply(module, ctx), range(devices), rank, cutting)
 
 

@@ -1,5 +1,6 @@
 """Training steps divided among ranks equal the undivided step, in float64, run after run."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -7,12 +8,17 @@ import pytest
 
 import tilewright as tw
 from tilewright.compilation.lowering import training_step
+from tilewright.costmodel.links import Link
+from tilewright.costmodel.op_work import Rates
 from tilewright.frontends import zoo
 from tilewright.ir.errors import InputError
+from tilewright.ir.facts import Elements
 from tilewright.ir.interpreter.rank_steps import interpret_rank_steps
 from tilewright.ir.interpreter.step import initial_state
 from tilewright.ir.modules.divisions import divisions_of
+from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.graph.distribute.sharding.messages import scheduled
 from tilewright.passes.graph.distribute.split_batch import split_batch
 from tilewright.passes.graph.distribute.split_weights import split_weights
 from tilewright.passes.pipelines import GRAPH
@@ -114,9 +120,46 @@ def test_one_message_per_gradient_and_moments_of_a_norm():
     step = prepared(images())
     norms = sum(op.name == "graph.batch_norm_training" for op in step.main.body.ops)
     gradients = len(step.parameters)
-    got = messages(split_batch(devices=2, rank=1)(step))
+    got = messages(split_batch(devices=2, rank=1, join="never")(step))
     # beside gradients: the loss, the metric, and nothing more, as those of a norm are its sums
     assert got == {"all_reduce": gradients + 2, "all_gather": norms}
+    # small gradients share a message; the two sums of a norm have one, as what comes after waits for them
+    assert messages(split_batch(devices=2, rank=1)(step)) == {"all_reduce": 1 + norms, "all_gather": norms}
+
+
+def test_messages_end_as_soon_as_any_consecutive_ones():
+    """Against all ways to cut the sums that wait into messages; sooner than all of them in one."""
+    network = zoo.build("gpt{sequence=32,batch=8,width=64,layers=2,heads=2}")
+    step = prepared(tw.train_step(network, "cross_entropy", tw.optim.sgd(0.1)))
+    main = split_batch(devices=2, rank=0, join="never")(step).main
+    rates, link = Rates(2e12, 2e11, 1e10, 2e-5), Link(1e10, 2e-5)
+    schedule = scheduled(main, rates, link)
+    ops = main.body.ops
+    sums = [op for op in ops if op.name == "graph.all_reduce"]
+    made = {r: i for i, op in enumerate(ops) for r in op.results}
+    begins = np.cumsum([0.0, *(0.0 if is_free(op) else rates.compute_s(op) for op in ops)])
+    ready = [made[op.operands[0]] for op in sums]
+    order = sorted(range(len(sums)), key=lambda n: (ready[n], n))
+
+    def end_of(cuts):
+        end = 0.0
+        for a, b in itertools.pairwise([0, *cuts, len(order)]):
+            nbytes = sum(sums[n].operands[0].tensor.nbytes for n in order[a:b])
+            took = link.ring_s("all_reduce", 2, nbytes) + (4 * nbytes / rates.bytes_per_s if b - a > 1 else 0)
+            end = max(end, begins[ready[order[b - 1]] + 1]) + took
+        return end
+
+    alone, together = end_of(range(1, len(order))), end_of([])
+    places = range(1, len(order))
+    best = min(end_of(c) for k in range(3) for c in itertools.combinations(places, k))
+    backward = begins[max(ready) + 1]
+    assert 1 < len(schedule.groups) < len(sums)
+    assert schedule.exposed_s + backward <= min(best, alone, together) * (1 + 1e-12)
+    assert schedule.exposed_s < schedule.messages_s
+
+
+def is_free(op):
+    return facts_of(op.name).elements in (Elements.MAPS, Elements.COMMUNICATES)
 
 
 def test_optimizer_state_in_parts():

@@ -228,7 +228,7 @@ def test_gpus_are_given_the_transport_that_is_asked_for(transport: Any, kind: ty
     class Gpu:
         language, context = "cuda", None
 
-        def load(self, plan: object, constants: object, *, communicator: object) -> None:
+        def load(self, plan: object, constants: object, *, communicator: object, progress: object) -> None:
             given.append(communicator)
 
     module = tw.parse(NET)

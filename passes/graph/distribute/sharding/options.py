@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.costmodel.op_work import Rates
 from tilewright.ir.errors import InputError
 
 
@@ -38,3 +39,16 @@ def memory_limits(text: str, devices: int) -> tuple[float, ...]:
     if len(limits) not in (0, 1, devices) or not all(limits):
         raise InputError(f"option 'memory' expects 1 or {devices} numbers of bytes above 0, got '{text}'")
     return limits * devices if len(limits) == 1 else limits
+
+
+def message_rates(join: str, tflops: float, link_gbs: float, latency_us: float) -> Rates | None:
+    """The rates by which sums share messages; None where they do not. Raises InputError."""
+    if not (min(tflops, link_gbs) > 0 and latency_us >= 0):
+        raise InputError(
+            f"expected positive rates, got {tflops} Tflop/s, {link_gbs} GB/s and {latency_us} us per hop"
+        )
+    if join not in ("auto", "never"):
+        raise InputError(f"option 'join' expects auto or never, got '{join}'")
+    if join == "never":
+        return None
+    return Rates(tflops * 1e12, tflops * 1e11, link_gbs * 1e9, latency_us * 1e-6)

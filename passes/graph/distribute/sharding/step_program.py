@@ -201,10 +201,13 @@ class StepProgram(ShardedProgram):
             return False
         result = op.results[0]
         if op.name == "graph.add" and not result.tensor.shape and len(apart) == 1:
-            if self.member:  # a whole number counts once: the first member adds it to its summand
-                self.summands[result] = self.summands[apart[0]]
-                return True
-        elif not _is_linear(op, apart):
+            # A whole number counts once: the first member adds it, the others add 0 at the same place.
+            (whole,) = (v for v in op.operands if v not in apart)
+            number = self.number(0, whole.tensor.dtype) if self.member else self.whole(whole)
+            summand = self.summands[apart[0]]
+            (self.summands[result],) = self.b.emit(op.name, [summand, number], dict(op.attrs))
+            return True
+        if not _is_linear(op, apart):
             return False
         local = [self.summands[v] if v in apart else self.whole(v) for v in op.operands]
         (self.summands[result],) = self.b.emit(op.name, local, dict(op.attrs))

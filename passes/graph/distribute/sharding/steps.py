@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tilewright.costmodel.links import Link
+from tilewright.costmodel.op_work import Rates
 from tilewright.ir.modules.constant_pool import ConstantPool
-from tilewright.ir.modules.divisions import Division, with_divisions
+from tilewright.ir.modules.divisions import Division, divisions_of, with_divisions
 from tilewright.ir.nodes import Module, Op, walk
+from tilewright.passes.graph.distribute.sharding.messages import (
+    in_order,
+    message_order,
+    scheduled,
+    with_messages,
+)
 from tilewright.passes.graph.distribute.sharding.program import LabelCut, ShardedProgram, UnitHint
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.graph.distribute.sharding.step_program import Holding, StepProgram
@@ -37,27 +45,31 @@ def divided_step(
     stored: Mapping[str, Shard],
     adds_up: bool,
     weights: WeightDecisions | None = None,
+    rates: Rates | None = None,
 ) -> Module:
     """The module of one rank of a step.
 
     inputs: cuts of inputs; one that an op needs whole stays whole, and is cut on the device. stored: cuts of
     state that save memory, not work. weights: decides how weights are cut; what is kept beside one is cut
-    like it. Other state is held in the pieces that its new value comes in.
+    like it. Other state is held in the pieces that its new value comes in. rates: by which sums over ranks
+    share messages; None leaves each alone.
     """
     state = set(module.state_names)
+    given = {n: Shard(d.axis, d.outer, d.parts) for n, d in divisions_of(module).items() if n in state}
+    stored = {**stored, **given} if adds_up else stored
     choose = None if weights is None else weights.choose
     whole: set[str] = set()
     held: dict[str, Shard] = {}
 
     beside = kept_beside(module)
 
-    def program(pool: ConstantPool) -> StepProgram:
+    def program(pool: ConstantPool, member: int = rank) -> StepProgram:
         if weights is not None:
             weights.restart()
         cuts = {n: s for n, s in inputs.items() if n not in whole}
         holding = Holding({**cuts, **held, **stored}, frozenset(stored))
         made = StepProgram(
-            module, range(devices), rank, pool, holding=holding, choose=choose, adds_up=adds_up
+            module, range(devices), member, pool, holding=holding, choose=choose, adds_up=adds_up
         )
         made.run()
         return made
@@ -72,6 +84,7 @@ def divided_step(
         made = {n: s for n, s in trial.becoming.items() if s is not None and n not in stored}
         decided = {} if weights is None else weights.held
         made |= {n: decided[w] for n, w in beside.items() if w in decided}
+        made |= given
         if not gathered and made == held:
             break
         whole |= gathered
@@ -79,6 +92,13 @@ def divided_step(
     pool = ConstantPool(module.constants)
     final = program(pool)
     main = final.main()
+    if rates is not None:
+        # Ranks decide alike, though their parts may differ: by the first one's.
+        first = main if rank == 0 else program(ConstantPool(module.constants), 0).main()
+        link = Link(rates.link_bytes_per_s, rates.link_latency_s)
+        groups = scheduled(first, rates, link).groups
+        order = message_order(with_messages(first, groups), rates, link)
+        main = in_order(with_messages(main, groups), order, rates, link)
     divisions = [
         Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
         for p in module.main.params

@@ -1,0 +1,256 @@
+"""The messages of a divided step: sums that wait together go together, and all go when they best do.
+
+A sum that nothing reads before all of them are ready, as that of a gradient, may wait for others to share a
+message with. One that is read on the way goes at once, with those that are ready by then. What is scattered
+goes when it is ready. Parameters are gathered so long before they are read as that takes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.costmodel.links import Link
+from tilewright.costmodel.op_work import Rates
+from tilewright.ir.builder import Builder
+from tilewright.ir.facts import Elements
+from tilewright.ir.nodes import Attr, Func, Op, Value
+from tilewright.ir.opdef import facts_of
+from tilewright.passes.rewriting.values import replace_in_op
+
+#: numbers of sums, in program order, that share a message
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The messages of a program in the model: how long they take, and how much of it computing hides.
+
+    exposed_s: from the end of the op after which nothing but these sums is waited for to the last of them.
+    """
+
+    groups: Groups
+    messages_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One sum: its number, the op after which its operand is there, and the first op that reads it."""
+
+    number: int
+    op: Op
+    ready: int
+    needed: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.op.operands[0].tensor.nbytes
+
+    @property
+    def kind(self) -> tuple[object, str]:
+        """Sums of one kind may share a message."""
+        return self.op["ranks"], self.op.operands[0].tensor.dtype
+
+
+def scheduled(func: Func, rates: Rates, link: Link) -> Schedule:
+    """The groups of sums of a program that end soonest by the model, in the order in which they are ready.
+
+    Exact for messages of consecutive sums on a stream of their own: dynamic programming over where a message
+    ends. One of n sums takes the seconds of a ring, and where n > 1 those of copying them together and apart.
+    """
+    sums = _sums(func)
+    begins = _seconds(func, rates)
+    last = max((s.ready for s in sums), default=-1)
+    waiting = [s for s in sums if s.needed > last]
+    groups: list[tuple[int, ...]] = _at_once([s for s in sums if s.needed <= last])
+    messages_s, end_s = 0.0, 0.0
+    for kind in dict.fromkeys(s.kind for s in waiting):
+        chosen, taken, end = _messages([s for s in waiting if s.kind == kind], begins, rates, link)
+        groups += chosen
+        messages_s, end_s = messages_s + taken, max(end_s, end)
+    exposed = max(0.0, end_s - begins[last + 1]) if waiting else 0.0
+    return Schedule(tuple(sorted(groups)), messages_s, exposed)
+
+
+def _messages(
+    sums: Sequence[_Sum], begins: Sequence[float], rates: Rates, link: Link
+) -> tuple[list[tuple[int, ...]], float, float]:
+    """The groups of sums that may wait, the seconds of all their messages, and the end of the last one."""
+    ordered = sorted(sums, key=lambda s: (s.ready, s.number))
+    members = len(ordered[0].op.integers("ranks"))
+    # (end of the messages so far, their seconds, first sum of the last one)
+    best: list[tuple[float, float, int]] = [(0.0, 0.0, 0)]
+    for stop in range(1, len(ordered) + 1):
+        ready_s = begins[ordered[stop - 1].ready + 1]
+        options = []
+        nbytes = 0
+        for start in reversed(range(stop)):
+            nbytes += ordered[start].nbytes
+            took = link.ring_s("all_reduce", members, nbytes)
+            if stop - start > 1:
+                took += 4 * nbytes / rates.bytes_per_s
+            end, total, _ = best[start]
+            options.append((max(end, ready_s) + took, total + took, start))
+        best.append(min(options))
+    groups, stop = [], len(ordered)
+    while stop:
+        start = best[stop][2]
+        groups.append(tuple(sorted(s.number for s in ordered[start:stop])))
+        stop = start
+    return groups, best[-1][1], best[-1][0]
+
+
+def _at_once(sums: Sequence[_Sum]) -> list[tuple[int, ...]]:
+    """Groups of sums that are read on the way: those that are ready before the first of them is read."""
+    out: list[list[_Sum]] = []
+    for s in sorted(sums, key=lambda s: (s.ready, s.number)):
+        group = next((g for g in out if g[0].kind == s.kind and s.ready < min(o.needed for o in g)), None)
+        if group is None:
+            out.append([s])
+        else:
+            group.append(s)
+    return [tuple(sorted(s.number for s in g)) for g in out]
+
+
+def with_messages(func: Func, groups: Groups) -> Func:
+    """The program with the sums of each group in one message, right behind the last of their operands."""
+    sums = _sums(func)
+    at: dict[int, list[list[_Sum]]] = {}
+    for group in groups:
+        own = [sums[n] for n in group]
+        at.setdefault(max(s.ready for s in own), []).append(own)
+    moved = {s.op for s in sums}
+    new: dict[Value, Value] = {}
+    ops: list[Op] = []
+    for position, op in enumerate((None, *func.body.ops), -1):
+        if op is not None and op not in moved:
+            ops.append(replace_in_op(op, new))
+        for own in at.get(position, ()):
+            ops += _message(own, new)
+    return func.with_body(func.body.with_ops(tuple(ops)))
+
+
+def _message(sums: Sequence[_Sum], new: dict[Value, Value]) -> list[Op]:
+    """The ops of one message; `new` learns what stands for the sums."""
+    first = replace_in_op(sums[0].op, new)
+    if len(sums) == 1:
+        return [first]
+    b = Builder(first.loc)
+    flat = []
+    for s in sums:
+        (x,) = replace_in_op(s.op, new).operands
+        flat.append(b.value("graph.reshape", x, newshape=(x.tensor.size,)))
+    joined = b.value("graph.concatenate", *flat, axis=0)
+    attrs: Mapping[str, Attr] = dict(first.attrs)
+    (total,) = b.emit(first.name, [joined], attrs)
+    begin = 0
+    for s in sums:
+        shape = s.op.result.tensor.shape
+        part = b.value("graph.strided_slice", total, begin=(begin,), size=(prod(shape),), strides=(1,))
+        new[s.op.result] = b.value("graph.reshape", part, newshape=shape)
+        begin += prod(shape)
+    return b.ops
+
+
+def _sums(func: Func) -> list[_Sum]:
+    """The sums over ranks of a program, in its order."""
+    ops = func.body.ops
+    made = {r: i for i, op in enumerate(ops) for r in op.results}
+    read: dict[Value, int] = {}
+    for i, op in enumerate(ops):
+        for v in op.operands:
+            read.setdefault(v, i)
+    found = [op for op in ops if op.name == "graph.all_reduce" and op["reduction"] == "sum"]
+    return [
+        _Sum(n, op, made.get(op.operands[0], -1), read.get(op.result, len(ops))) for n, op in enumerate(found)
+    ]
+
+
+def _seconds(func: Func, rates: Rates) -> list[float]:
+    """When each op begins, and the last one ends; maps are part of the kernels of others."""
+    out = [0.0]
+    for op in func.body.ops:
+        elements = facts_of(op.name).elements
+        free = elements in (Elements.MAPS, Elements.COMMUNICATES)
+        out.append(out[-1] + (0.0 if free else rates.compute_s(op)))
+    return out
+
+
+def message_order(func: Func, rates: Rates, link: Link) -> tuple[int, ...]:
+    """The numbers, in program order, of all messages in the order in which they are to be sent."""
+    messages = [op for op in func.body.ops if _communicates(op)]
+    places = _places(func, rates, link)
+    return tuple(sorted(range(len(messages)), key=lambda n: (places[messages[n]], n)))
+
+
+def in_order(func: Func, order: Sequence[int], rates: Rates, link: Link) -> Func:
+    """The program with its messages in this order, each no later than its place and before it is read."""
+    ops = func.body.ops
+    messages = [op for op in ops if _communicates(op)]
+    places = _places(func, rates, link)
+    waiting = [messages[n] for n in order]
+    producers = {r: op for op in ops for r in op.results}
+    out: list[Op] = []
+    done: set[Op] = set()
+
+    def append(last: Op) -> None:
+        """Append an op behind all that it needs, and a message behind those before it."""
+        stack = [last]
+        while stack:
+            op = stack[-1]
+            needed = [p for v in op.operands if (p := producers.get(v)) is not None and p not in done]
+            if _communicates(op) and waiting[0] is not op and op not in done:
+                needed.append(waiting[0])
+            if needed:
+                stack.append(needed[-1])
+                continue
+            stack.pop()
+            if op not in done:
+                done.add(op)
+                out.append(op)
+                if _communicates(op):
+                    waiting.pop(0)
+
+    for position, op in enumerate(ops):
+        while waiting and places[waiting[0]] <= position:
+            append(waiting[0])
+        if op not in done:
+            append(op)
+    return func.with_body(func.body.with_ops(tuple(out)))
+
+
+def _places(func: Func, rates: Rates, link: Link) -> dict[Op, int]:
+    """The position in the program before which each message goes."""
+    ops = func.body.ops
+    begins = _seconds(func, rates)
+    made = {r: i for i, op in enumerate(ops) for r in op.results}
+    read: dict[Value, int] = {}
+    for i, op in enumerate(ops):
+        for v in op.operands:
+            read.setdefault(v, i)
+    held = set(func.params)  # parameters, and maps of them alone
+    for op in ops:
+        if op.operands and facts_of(op.name).elements is Elements.MAPS and held.issuperset(op.operands):
+            held.update(op.results)
+    out: dict[Op, int] = {}
+    latest_s = begins[-1]
+    for position, op in reversed(list(enumerate(ops))):
+        if not _communicates(op):
+            continue
+        if op.name == "graph.all_gather" and op.operands[0] in held:
+            members = len(op.integers("ranks"))
+            took = link.ring_s("all_gather", members, op.result.tensor.nbytes)
+            latest_s = min(latest_s, begins[read.get(op.result, len(ops) - 1)]) - took
+            out[op] = max(0, bisect_right(begins, latest_s) - 1)
+        elif op.name == "graph.reduce_scatter":
+            out[op] = made.get(op.operands[0], -1) + 1
+        else:
+            out[op] = position
+    return out
+
+
+def _communicates(op: Op) -> bool:
+    return facts_of(op.name).elements is Elements.COMMUNICATES
