@@ -17,6 +17,8 @@ from tilewright.ir.errors import InputError, WorkError
 
 BASE_FLAGS = ("-default-device", "--std=c++17")
 _ARCH = re.compile(r"sm_(\d+)[af]?")
+#: what ptxas says where it puts a wait behind every multiplication of warpgroups (C7510 to C7515)
+SERIALISED = re.compile(r"\(C75\d\d\)[^\n]*instructions are serialized[^\n]*")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,12 @@ class CudaBinary:
     arch: str
     kernels: Mapping[str, Resources]
     log: str = ""
+
+    @property
+    def serialised(self) -> str:
+        """Why ptxas multiplies on warpgroups one instruction after the other; empty where it does not."""
+        found = SERIALISED.search(self.log)
+        return found[0] if found else ""
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.builders.compile_many import compile_many
 from tilewright.devices.targets import Target
-from tilewright.ir import Level, Module
+from tilewright.ir import Level, Module, WorkError
 from tilewright.ir.types import itemsize
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, KernelResources, Language
@@ -59,11 +60,13 @@ def launch_maps(source: KernelSource) -> tuple[LaunchMap, ...]:
 
 
 def compiled(
-    codes: Mapping[str, KernelCode], target: Target, *, progress: bool | None = None
+    codes: Mapping[str, KernelCode], target: Target, *, progress: bool | None = None, timed: bool = False
 ) -> dict[str, KernelCode]:
     """The same kernels; CUDA text is compiled in parallel through the cache, OpenCL text on the device.
 
-    Kernels of libraries have no text to compile.
+    Kernels of libraries have no text to compile. A kernel whose multiplications ptxas serialises takes
+    several times as long as the cost model expects: raises WorkError, naming it; with a warning instead where
+    kernels are `timed`, because measurements then say so themselves.
     """
     if target.kind != "cuda":
         return dict(codes)
@@ -71,6 +74,11 @@ def compiled(
     binaries = compile_many([(n, k.source) for n, k in texts.items()], arch=target.arch, progress=progress)
     out = dict(codes)
     for (name, code), binary in zip(texts.items(), binaries, strict=True):
+        if binary.serialised:
+            clause = f"kernel {name!r}: its multiplications wait for one another: {binary.serialised}"
+            if not timed:
+                raise WorkError(f"{clause}; expected parameters that leave registers enough")
+            warnings.warn(f"{clause}; it is timed as it is", RuntimeWarning, stacklevel=2)
         r = binary.kernels[code.entry]
         resources = KernelResources(r.registers, r.spill_bytes, r.static_shared_bytes)
         out[name] = replace(code, binary=binary.cubin, arch=target.arch, resources=resources)

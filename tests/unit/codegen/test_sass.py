@@ -7,8 +7,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.samples.sass import SERIALISED, faults, machine_code, nvdisasm, parsed
+from tests.samples.sass import faults, machine_code, nvdisasm, parsed
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.compilation.kernel_builds import compiled
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import WorkError
+from tilewright.runtime.plan.execution_plan import KernelCode
 
 needs_nvdisasm = pytest.mark.skipif(
     nvdisasm() is None, reason="needs nvdisasm: pip install nvidia-cuda-nvdisasm"
@@ -74,8 +78,14 @@ def test_another_number_of_multiplications_is_found():
 
 def test_sums_that_are_touched_between_multiplications_serialise_them():
     text = LOOP.replace("for (int k = 0; k < 2; ++k)", "for (int k = 0; k < 2; ++k, c[1] += 1.0f)")
-    assert SERIALISED.search(compile_cuda(text.replace("MORE", "")).log)
-    assert not SERIALISED.search(compile_cuda(LOOP.replace("MORE", "")).log)
+    slow = text.replace("MORE", "")
+    assert compile_cuda(slow).serialised
+    assert not compile_cuda(LOOP.replace("MORE", "")).serialised
+    codes, target = {"k": KernelCode("k", "k", "cuda", slow)}, resolve_target("cuda:sm_90a")
+    with pytest.raises(WorkError, match=r"kernel 'k': its multiplications wait for one another: .C75"):
+        compiled(codes, target)
+    with pytest.warns(RuntimeWarning, match="it is timed as it is"):
+        assert compiled(codes, target, timed=True)["k"].binary
 
 
 def test_spills_count_in_the_innermost_loop_that_multiplies_alone():

@@ -147,7 +147,8 @@ def test_loops_multiply_without_waits_and_spills(tmp_path):
     # a step takes its exponentials, one per score, before it waits for the mix
     (loop, *_) = sorted((x for x in code.loops if code.count(re.compile("MUFU"), x) > 64), key=len)
     places = {
-        name: [i for i in loop if name in code.instructions[i]] for name in ("MUFU", "WARPGROUP.DEPBAR")
+        name: [i for i in sorted(loop) if name in code.instructions[i]]
+        for name in ("MUFU", "WARPGROUP.DEPBAR")
     }
     assert places["MUFU"][-1] < places["WARPGROUP.DEPBAR"][-1]
 

@@ -16,13 +16,10 @@ from matrix_samples import (
     gemm,
     inputs_of,
     matrix_parameters,
-    view_of,
 )
 
-from tilewright.codegen import emit_cuda
-from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Func, InputError, Module, Op, walk
+from tilewright.ir import Func, InputError, Module, Op
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.bound import matrix_bound
 from tilewright.passes.kernels.matrix.choice import SHARING_GAIN, best_point, choose_matrix
@@ -165,17 +162,3 @@ def test_sharing_must_clearly_pay():
     bounds, own = matrix_bound(problem, space, H200), space.parts == 1
     for gain, wanted in ((SHARING_GAIN + 0.01, True), (SHARING_GAIN - 0.01, False)):
         assert own[best_point(problem, space, bounds, np.where(own, 1.0, gain))] == wanted
-
-
-@pytest.mark.parametrize("size", [(768, 768, 8192), (768, 3072, 8192)])
-def test_what_the_model_chooses_compiles_without_spills(size):
-    m, n, k = size
-    kernel = gemm("bf16", m, n, k, "cm", "cn")
-    p = choose_matrix(weight_gradient(m, n, k), H200).parameters
-    plan = replace(p, channel=view_of(kernel).channel)
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    func = run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
-    log = compile_cuda(emit_cuda(func).source).log
-    assert "C75" not in log
-    assert "spill" not in log.replace("0 bytes spill", "")
-    assert any(op.name == "thread.sum_of_cluster" for op in walk(func.body)) == (p.parts > 1)

@@ -1,0 +1,40 @@
+"""Products by roles, of every kind that there is: no spills, nothing serialised, no fences in loops."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from decision_samples import with_template
+from matrix_samples import CTX, THREAD, convolution, gemm, matrix_parameters, view_of
+
+from tests.samples.sass import faults, machine_code, nvdisasm
+from tilewright.codegen import emit_cuda
+from tilewright.codegen.builders.compile_many import compile_cached
+from tilewright.ir import Module
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.kernels.matrix.lowering import lower_matrix
+
+STAYS = {"blocks": 132}
+KERNELS = {
+    "128x256 in rows": (gemm("bf16", 4096, 4096, 4096), (128, 256, 64, 8, 1, 4), STAYS),
+    "two teams of 128x192": (gemm("f16", 8192, 768, 768), (128, 192, 64, 4, 1, 4), STAYS | {"teams": 2}),
+    "128x144 in columns": (gemm("bf16", 768, 3072, 8192, "cm", "cn"), (128, 144, 64, 8, 1, 5), STAYS),
+    "three warpgroups": (gemm("bf16", 3072, 768, 8192, "cm", "cn"), (192, 96, 64, 12, 1, 3), STAYS),
+    "windows": (convolution("f16", 64, (28, 28), 128, 128, 3, 1, "NHWC"), (128, 128, 64, 8, 1, 5), STAYS),
+    "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
+    "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_products_by_roles(name: str, tmp_path: Path):
+    kernel, tiles, more = KERNELS[name]
+    plan = matrix_parameters(*tiles, view_of(kernel).channel, engine="wgmma")
+    plan = replace(plan, copiers=4, transport="engine", **more)
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    func = run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    binary = compile_cached(emit_cuda(func).source)
+    assert not binary.serialised
+    assert binary.kernels["k"].spill_bytes == 0
+    if nvdisasm() is not None:
+        assert faults(machine_code(binary, tmp_path), binary.log) == []
