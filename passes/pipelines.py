@@ -28,9 +28,10 @@ dce
 #: attention as products and a softmax where the device has no kernel for the whole
 EXPANDED = Pipeline.parse("expand-attention")
 
-#: reshapes sink below what follows products; products with constants on one input become one product, and so
-#: do sums of products of a backward pass; small groups of convolutions become larger ones
-PRODUCTS = Pipeline.parse("sink-reshapes, merge-products, sum-of-products, join-groups")
+#: masks of a backward pass follow from what is stored; reshapes sink below what follows products; products
+#: with constants on one input become one product, and so do sums of products of a backward pass; small groups
+#: of convolutions become larger ones
+PRODUCTS = Pipeline.parse("signs-of-results, sink-reshapes, merge-products, sum-of-products, join-groups")
 
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")

@@ -7,6 +7,7 @@ from itertools import takewhile
 
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.types import TensorType
+from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
@@ -24,6 +25,9 @@ ELEMENTWISE = frozenset(
         "erf", "sigmoid", "negative",
     )
 )  # fmt: skip
+#: a choice between elements, and what may make its condition: masks of gradients
+CHOICES = frozenset({"graph.where"})
+COMPARISONS = frozenset({"graph.greater", "graph.less"})
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -35,26 +39,58 @@ def sink_reshapes(module: Module, ctx: PassContext) -> Module:
 
     Where the other operand is alike for all indices that the reshape rearranges: scores of attention, whose
     heads are a dimension of their own from the reshape on, are scaled and masked alike for all heads. The
-    reshape must have no other use.
+    reshape must have no other use. In functions with a backward pass another operand of the whole shape, such
+    as a saved activation, is reshaped as well: gradients by inputs are products of matrices.
     """
-    return rewrite_module(module, [Pattern("behind-elementwise", ELEMENTWISE, _sunk)], level="graph")
+    trains = module.main.level is Level.GRAPH and module.main.get(LOSS) is not None
+    names = ELEMENTWISE | CHOICES if trains else ELEMENTWISE
+
+    def sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+        return _sunk(op, rewriter, trains)
+
+    return rewrite_module(module, [Pattern("behind-elementwise", names, sunk)], level="graph")
 
 
-def _sunk(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+def _sunk(op: Op, rewriter: Rewriter, trains: bool) -> Sequence[Value] | None:
     shape = op.result.tensor.shape
+    if trains and op.result.tensor.nbytes > max(v.tensor.nbytes for v in op.operands):
+        return None  # sums in float32 of what is stored in 16 bits widen what they read
     for value in op.operands:
         source, made = _before_views(value, rewriter)
-        if made is None or made.name not in BEGINNINGS | ELEMENTWISE or value.tensor.shape != shape:
+        begins = BEGINNINGS | ELEMENTWISE | CHOICES
+        if made is None or made.name not in begins or value.tensor.shape != shape:
             continue
         tail = _kept(source.tensor.shape, value.tensor.shape)
         others = [v for v in op.operands if v is not value]
-        if tail == len(source.tensor.shape) or not all(_alike(v.tensor.shape, tail) for v in others):
+        before = source.tensor.shape
+        if tail == len(before):
             continue
-        operands = [source if v is value else _without_front(v, tail, rewriter) for v in op.operands]
+        whole = trains and len(before) < len(shape)  # back to the dimensions of a product of matrices
+        if not all(_alike(v.tensor.shape, tail) or (whole and v.tensor.shape == shape) for v in others):
+            continue
+        operands = [
+            source if v is value
+            else _as(v, before, rewriter) if v.tensor.shape == shape
+            else _without_front(v, tail, rewriter)
+            for v in op.operands
+        ]  # fmt: skip
         result = TensorType(op.result.tensor.dtype, source.tensor.shape)
         (early,) = rewriter.emit(op.name, operands, dict(op.attrs), types=[result], hint=op.result.hint)
         return rewriter.emit("graph.reshape", [early], {"newshape": shape}, types=[op.result.type])
     return None
+
+
+def _as(v: Value, shape: Sequence[int], rewriter: Rewriter) -> Value:
+    """A value under another shape; what is computed from one value and numbers is computed under it."""
+    made = rewriter.producer(v)
+    if made is not None and made.name in ELEMENTWISE | COMPARISONS and rewriter.uses(v) == 1:
+        whole = [x for x in made.operands if x.tensor.size > 1]
+        if len(whole) == 1 and whole[0].tensor.shape == v.tensor.shape:
+            operands = [_as(x, shape, rewriter) if x is whole[0] else x for x in made.operands]
+            result = TensorType(v.tensor.dtype, tuple(shape))
+            return rewriter.emit(made.name, operands, dict(made.attrs), types=[result])[0]
+    result = TensorType(v.tensor.dtype, tuple(shape))
+    return rewriter.emit("graph.reshape", [v], {"newshape": tuple(shape)}, types=[result])[0]
 
 
 def _before_views(value: Value, rewriter: Rewriter) -> tuple[Value, Op | None]:

@@ -10,10 +10,11 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
-from tilewright.ir import Func
+from tilewright.ir import Func, Op
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.shared_work import free_ops, shared_work
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.row_columns.view import RowsAndColumns, rows_and_columns
@@ -23,6 +24,8 @@ from tilewright.passes.kernels.rows.space import OTHER_REGISTERS, keeps
 #: threads of a block, and registers of a thread that sums of columns may take
 _BLOCK = (128, 256, 512)
 _SUM_REGISTERS = 64
+#: neighbours of a thread along a row
+_NEIGHBOURS = 8
 #: steps of a thread along a row, which are all unrolled
 _STEPS = 8
 
@@ -62,10 +65,16 @@ def choose_row_columns(kernel: Func, hardware: Hardware) -> Func | None:
 def row_columns_problem(kernel: Func, view: RowsAndColumns) -> RowReduceProblem:
     """The kernel as a reduction of rows: each parameter is read once, each result written once."""
     written = sum(v.tensor.nbytes for v in kernel.body.ops[-1].operands)
-    ops = [(op.body.ops, prod(domain(op).values())) for op in kernel.body.ops if op.body is not None]
-    flops = sum((len(body) - 1) * points for body, points in ops)
+    flops = int(sum(_work(op) * prod(domain(op).values()) for op in kernel.body.ops if op.body is not None))
     rows, length = prod(view.rows), prod(view.columns)
     return RowReduceProblem(rows, length, traffic(kernel) - written, written, flops, 1)
+
+
+def _work(op: Op) -> float:
+    """Scalar ops of a point, those once for several neighbours that these share, as random words."""
+    assert op.body is not None
+    shared = sum(n - n / min(neighbours, _NEIGHBOURS) for neighbours, n in shared_work(op).items())
+    return max(0.0, len(op.body.ops) - len(free_ops(op)) - shared)
 
 
 def _element_bytes(kernel: Func, view: RowsAndColumns) -> int:
