@@ -23,7 +23,7 @@ from tilewright.ir import (
     structured,
 )
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
-from tilewright.ir.thread.launch_ops import OVERWRITES, overwrites
+from tilewright.ir.thread.launch_ops import OVERWRITES, in_place, overwrites
 
 LowerCopies = Callable[[Module], Module]
 
@@ -50,6 +50,7 @@ def settle_updates(module: Module, lower_copies: LowerCopies) -> Module:
     update of two parameters), that a kernel computes in an order that reads what it has overwritten, or that
     another reader of the old value needs, is copied. Results that are the old value of state that changes are
     copied as well: when the caller reads them, the state is new. A module without updates stays as it is.
+    A kernel that writes some rows of a result must be given state: raises InputError where it is not.
     """
     if all(module.main.params[p] is module.main.body.ops[-1].operands[r] for p, r in module.main.updates):
         return module
@@ -98,11 +99,25 @@ class _Settling:
             if old in changing and (self.results[r] not in own or self.results[r] in taken):
                 self.results[r] = self._copy(self.results[r])
             taken.add(self.results[r])
+        # Those that only write in place come first: no order that others are given stands in their way.
+        updates.sort(key=lambda update: not self._must_write_in_place(self.results[update[1]]))
         for old, r in updates:
             if old in changing and not self._writes_in_place(self.results[r], old):
+                if self._must_write_in_place(self.results[r]):
+                    raise InputError(
+                        f"expected what changes rows of the state '{old.hint}' to run behind its readers"
+                    )
                 self.results[r] = self._copy(self.results[r])
                 self._order(self.maker[self.results[r]], old)
         return self._module(lower_copies)
+
+    def _must_write_in_place(self, new: Value) -> bool:
+        """Whether the kernel of a value writes a part of it alone, so that the rest must be there already."""
+        op = self.maker.get(new)
+        if op is None or op in self.copies or op.name != "tensor.call":
+            return False
+        written = len(op.operands) + op.results.index(new)
+        return any(w == written for _, w in in_place(self.funcs[_callee(op)]))
 
     def _own_results(self) -> set[Value]:
         """Results of calls that have a buffer of their own."""
@@ -143,7 +158,7 @@ class _Settling:
         if op.operands.count(old) > 1:
             return False, None
         # A buffer may be given for one pair only: with two, one of them would not hold what it needs.
-        if pair in in_place_pairs(func):
+        if pair in in_place_pairs(func) or pair in in_place(func):
             return True, None
         return may_overwrite(func, *pair), pair
 

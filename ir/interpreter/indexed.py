@@ -1,4 +1,6 @@
-"""NumPy semantics of tensor ops whose element order or addresses depend on data: scan, gather, scatter."""
+"""NumPy semantics of tensor ops whose element order or addresses depend on data: scan, gather, scatter, and
+updates of rows.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ from tilewright.ir.interpreter.fetch import (
     whole,
 )
 from tilewright.ir.nodes import Block, Op
+from tilewright.ir.tensor.indexed_ops import row_groups
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
-from tilewright.ir.types import numpy_dtype
+from tilewright.ir.types import ScalarType, numpy_dtype
 
 
 def evaluate_scan(op: Op, x: np.ndarray) -> np.ndarray:
@@ -153,3 +156,69 @@ def _rounds(at: np.ndarray) -> Iterator[np.ndarray]:
     for stop in np.cumsum(np.bincount(occurrence)):
         yield by_address[by_round[start:stop]]
         start = stop
+
+
+def evaluate_update_rows(op: Op, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Copies of the tables, in which the rows that chains of updates name are new."""
+    arrays = dict(zip(op.operands, operands, strict=True))
+    parts = row_groups(op)
+    assert parts is not None
+    par, ranges = dims(op, "par"), ranges_of(op)
+    box = {n: (0, extent if k else 1) for k, (n, extent) in enumerate(par.items())}
+    shape = tuple(stop - start for start, stop in box.values())
+    others = [
+        np.broadcast_to(fetch(arrays[v], OperandAccess.of(at, ranges), box, list(par)), shape)
+        for v, at in zip(parts.others, reads(op), strict=True)
+    ]
+    env = axes(box, list(par))
+    out: list[np.ndarray] = []
+    for k, (group, updates) in enumerate(zip(parts.tables, parts.updates, strict=True)):
+        tables = [np.array(arrays[v], copy=True, order="C") for v in group]
+        links = [arrays[v][k].astype(np.int64) for v in parts.links]
+        _update_rows(op, tables, arrays[updates], links, others, env)
+        out += tables
+    return out
+
+
+def _update_rows(
+    op: Op,
+    tables: Sequence[np.ndarray],
+    updates: np.ndarray,
+    links: Sequence[np.ndarray],
+    others: Sequence[np.ndarray],
+    env: Axes,
+) -> None:
+    """Change the rows of the tables of one group, all chains step by step together."""
+    assert op.body is not None
+    row, earlier, following = links
+    kind = op.body.params[len(tables)].type
+    assert isinstance(kind, ScalarType)
+    updates = updates.astype(numpy_dtype(kind.dtype))
+    places = np.flatnonzero((earlier == 0) & (row >= 0) & (row < len(tables[0])))
+    rows, alive = row[places], np.arange(len(places))
+    total = np.full((len(places), *updates.shape[1:]), op["start"], updates.dtype)
+    while len(places):
+        here = updates[places]
+        if op["combine"]:
+            total[alive] = UFUNCS[f"scalar.{op['combine']}"](total[alive], here)
+        else:
+            _change_rows(op, tables, rows[alive], here, others, env)
+        later = following[places]
+        going = (later > places) & (later < len(updates))
+        alive, places = alive[going], later[going]
+    if op["combine"] and len(rows):
+        _change_rows(op, tables, rows, total, others, env)
+
+
+def _change_rows(
+    op: Op,
+    tables: Sequence[np.ndarray],
+    rows: np.ndarray,
+    totals: np.ndarray,
+    others: Sequence[np.ndarray],
+    env: Axes,
+) -> None:
+    assert op.body is not None
+    new = run_body(op.body, [*(t[rows] for t in tables), totals, *others], env)
+    for table, value in zip(tables, new, strict=True):
+        table[rows] = value

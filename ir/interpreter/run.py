@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir.errors import InputError, UnsupportedError, WorkError
-from tilewright.ir.interpreter.indexed import evaluate_gather, evaluate_scan, evaluate_scatter
+from tilewright.ir.interpreter.indexed import (
+    evaluate_gather,
+    evaluate_scan,
+    evaluate_scatter,
+    evaluate_update_rows,
+)
 from tilewright.ir.interpreter.recurrence import evaluate_recur
 from tilewright.ir.interpreter.structured import evaluate_structured
 from tilewright.ir.modules.verifier import verify
@@ -112,6 +117,8 @@ def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np
         return [evaluate_recur(op, operands)]
     if op.name == "tensor.scatter":
         return [evaluate_scatter(op, operands)]
+    if op.name == "tensor.update_rows":
+        return evaluate_update_rows(op, operands)
     definition = op_def(op.name)
     if "communicate" in definition.effects:
         raise UnsupportedError(

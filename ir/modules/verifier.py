@@ -14,7 +14,7 @@ from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.channel_ops import channel_faults
 from tilewright.ir.thread.cluster_ops import cluster_faults
-from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, OVERWRITES, launch_order_faults
+from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, IN_PLACE, OVERWRITES, launch_order_faults
 from tilewright.ir.thread.role_ops import role_faults
 from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, map_attribute_faults
 from tilewright.ir.thread.transport_ops import transport_faults
@@ -151,13 +151,14 @@ class _Checker:
         if not (isinstance(listed, tuple) and all(type(i) is int and 0 <= i < count for i in listed)):
             message = f"expected {CONSTANT_PARAMS} to be positions among {count} parameters, got {listed!r}"
             self.faults.append(Fault(self.func.name, message, ""))
-        pairs = self.func.get(OVERWRITES, ())
-        if not isinstance(pairs, tuple) or not all(
-            isinstance(p, tuple) and len(p) == 2 and all(type(i) is int and 0 <= i < count for i in p)
-            for p in pairs
-        ):
-            message = f"expected {OVERWRITES} to pair positions among {count} parameters, got {pairs!r}"
-            self.faults.append(Fault(self.func.name, message, ""))
+        for name in (OVERWRITES, IN_PLACE):
+            pairs = self.func.get(name, ())
+            if not isinstance(pairs, tuple) or not all(
+                isinstance(p, tuple) and len(p) == 2 and all(type(i) is int and 0 <= i < count for i in p)
+                for p in pairs
+            ):
+                message = f"expected {name} to pair positions among {count} parameters, got {pairs!r}"
+                self.faults.append(Fault(self.func.name, message, ""))
         for at, message in launch_order_faults(self.func):
             self.report(self.func.body.ops[at], self.func.body, at, message)
 

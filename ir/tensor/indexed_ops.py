@@ -1,16 +1,20 @@
-"""Tensor ops whose element order or addresses depend on data: scan, gather and scatter."""
+"""Tensor ops whose element order or addresses depend on data: scan, gather, scatter and updates of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 
 from tilewright.ir.expr import symbols
 from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import AttrDef, define
-from tilewright.ir.tensor.ops import SHAPED, dims, verify_reads, verify_scalar_body
+from tilewright.ir.tensor.ops import SHAPED, dims, reads, verify_reads, verify_scalar_body
 from tilewright.ir.types import TensorType
 
+#: scalar ops that may join the updates of one row
+COMBINING = frozenset({"scalar.add", "scalar.mul", "scalar.min", "scalar.max"})
 #: the ways in which a gather deals with an address outside its data
 GATHER_MODES = ("clip", "wrap", "fill")
 
@@ -114,6 +118,103 @@ define(
         "at": AttrDef("exprs"),
     },
     verify=_verify_scatter,
+    body=True,
+    work=WorkClass.ELEMENTWISE,
+)
+
+
+def _verify_update_rows(op: Op) -> Sequence[str]:
+    par, groups = dims(op, "par"), op.integer("groups")
+    if groups < 1 or not op.results or len(op.results) % groups or not par:
+        return [f"expected results for each of groups = {groups} and dimensions of updates"]
+    parts = row_groups(op)
+    if parts is None:
+        return ["expected tables, as many as results, updates of each group, rows, flags and places"]
+    row, faults = tuple(par.values())[1:], verify_reads(op, first=len(op.operands) - len(reads(op)))
+    listed = ", ".join(str(v.type) for group in parts.tables for v in group)
+    for group in parts.tables:
+        shapes = [v.type.shape if isinstance(v.type, TensorType) else () for v in group]
+        if len(set(shapes)) != 1 or not shapes[0] or shapes[0][1:] != row:
+            faults.append(f"expected tables of equally many rows of the shape {row}, got {listed}")
+    if [r.type for r in op.results] != [v.type for group in parts.tables for v in group]:
+        faults.append(f"expected results of the types of the tables, {listed}")
+    faults += [
+        f"expected updates of the shape {tuple(par.values())}, got {v.type}"
+        for v in parts.updates
+        if v.tensor.shape != tuple(par.values())
+    ]
+    links = TensorType("i32", (groups, next(iter(par.values()))))
+    faults += [
+        f"expected rows, flags and places of type {links}, got {v.type}"
+        for v in parts.links
+        if v.type != links
+    ]
+    if not faults and any(next(iter(par)) in symbols(e) for at in reads(op) for e in at):
+        faults.append("expected further operands to be read at the same index for all updates")
+    if op["combine"] and f"scalar.{op['combine']}" not in COMBINING:
+        faults.append(f"expected combine {', '.join(sorted(COMBINING))} or none, got '{op['combine']}'")
+    first = [v.type for v in parts.tables[0]]
+    if op.body is None or len(op.body.params) <= len(first):
+        return [*faults, "expected a body of elements of tables and a total at least"]
+    total, others = op.body.params[len(first)].type, [v.type for v in parts.others]
+    return faults + verify_scalar_body(op, [*first, total, *others], first)
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """The operands of an update of rows: tables and updates by group, links of all groups, others."""
+
+    tables: tuple[tuple[Value, ...], ...]
+    updates: tuple[Value, ...]
+    links: tuple[Value, Value, Value]
+    others: tuple[Value, ...]
+
+
+def row_groups(op: Op) -> RowGroups | None:
+    """The operands of a tensor.update_rows by their roles; None where there are too few."""
+    groups, tables = op.integer("groups"), len(op.results)
+    each, given = tables // groups, op.operands
+    if len(given) != tables + groups + 3 + len(reads(op)):
+        return None
+    rows, earlier, following = given[tables + groups : tables + groups + 3]
+    return RowGroups(
+        tuple(given[k : k + each] for k in range(0, tables, each)),
+        given[tables : tables + groups],
+        (rows, earlier, following),
+        given[tables + groups + 3 :],
+    )
+
+
+def rows_changed(op: Op, value: Value) -> int | None:
+    """Elements of a table, or of what it becomes, that the updates of an op name at most: each has a row.
+
+    None for other ops and values.
+    """
+    if op.name != "tensor.update_rows" or value not in (*op.operands[: len(op.results)], *op.results):
+        return None
+    return min(value.tensor.size, prod(dims(op, "par").values()))
+
+
+define(
+    "tensor.update_rows",
+    ("operands*",),
+    "Groups of tables of which the rows that updates name change; operands: the tables of each group, the "
+    "updates of each, three arrays [groups, updates] of rows, flags and next places, others. In every group "
+    "an update u, of `par` = (u, the dimensions of a row), whose flag is 0 and whose row exists "
+    "begins a chain u, next[u], next[next[u]], ... of places of updates, which ends where a place is none or "
+    "does not rise. Without `combine` the body (elements of the tables, an update, others) gives new "
+    "elements, update after update. With it the updates of a chain are joined to `start` in order, and "
+    "the body is applied once, to the total. Updates are cast to the type of the body's parameter. Chains of "
+    "a group have different rows. Results share memory with their tables: kernels write rows and no more.",
+    attrs={
+        "par": SHAPED["par"],
+        "reads": AttrDef("accesses", doc="where others are read"),
+        "groups": AttrDef("int", 1),
+        "combine": AttrDef("str", "", "add, mul, min or max of updates of one row; none: one by one"),
+        "start": AttrDef("number", 0.0, "what a total begins with"),
+    },
+    results=None,
+    verify=_verify_update_rows,
     body=True,
     work=WorkClass.ELEMENTWISE,
 )

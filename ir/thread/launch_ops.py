@@ -19,6 +19,8 @@ PREFETCH = "thread.prefetch"
 CONSTANT_PARAMS = "constant_params"
 #: the attribute of a kernel with pairs (read, written) of parameters that callers may give as one buffer
 OVERWRITES = "overwrites"
+#: the attribute of a kernel with pairs (read, written) of parameters that callers must give as one buffer
+IN_PLACE = "in_place"
 
 define(
     WAIT,
@@ -81,8 +83,18 @@ def late_params(func: Func) -> frozenset[Value]:
 
 
 def overwrites(func: Func) -> tuple[tuple[int, int], ...]:
-    """Pairs (read, written) of parameters that callers may give as one buffer, as `overwrites` lists them."""
+    """Pairs (read, written) of parameters that callers may give as one buffer, as `overwrites` lists them,
+    and those that they must.
+    """
     listed = func.get(OVERWRITES, ())
+    return (*in_place(func), *(listed if isinstance(listed, tuple) else ()))  # type: ignore[arg-type]
+
+
+def in_place(func: Func) -> tuple[tuple[int, int], ...]:
+    """Pairs (read, written) of parameters that callers must give as one buffer: the kernel writes some
+    elements of it and reads no others.
+    """
+    listed = func.get(IN_PLACE, ())
     return listed if isinstance(listed, tuple) else ()  # type: ignore[return-value]
 
 

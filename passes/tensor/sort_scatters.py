@@ -44,7 +44,7 @@ def sort_scatters(module: Module, ctx: PassContext) -> Module:
     hardware = ctx.hardware or load_hardware(ctx.target)
 
     def rewrite(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
-        s = _Scatter(op, rewriter.builder)
+        s = KeyedUpdates(op, rewriter.builder)
         if not s.sortable() or not sorting_pays(
             s.count, s.targets, s.payload_size, itemsize(op.result.tensor.dtype), hardware,
             combined=s.combiner is not None,
@@ -56,7 +56,7 @@ def sort_scatters(module: Module, ctx: PassContext) -> Module:
     return rewrite_module(module, [pattern], level="tensor")
 
 
-class _Scatter:
+class KeyedUpdates:
     """A scatter seen as `count` updates of `payload_size` elements, each to one of `targets` places."""
 
     def __init__(self, op: Op, b: Builder) -> None:
@@ -95,7 +95,7 @@ class _Scatter:
 
     def sorted(self) -> Value:
         """Return the value that replaces the scatter's result."""
-        keys = self._keys()
+        keys = self.keys()
         order = first_places(self.b, keys, Order(0, ascending=True), self.count)
         keys = gathered(self.b, keys, order, 0)
         runs, step = self._updates(order), 1
@@ -103,7 +103,7 @@ class _Scatter:
             runs, step = self._joined(runs, keys, step), 2 * step
         return self._applied(runs, self._ends(keys))
 
-    def _places(self, at: Expr) -> dict[str, Expr]:
+    def places(self, at: Expr) -> dict[str, Expr]:
         """Indices of the walked dimensions at place `at` of their row-major order; slices are at 0."""
         places: dict[str, Expr] = dict.fromkeys(self.payload, 0)
         step = 1
@@ -114,10 +114,10 @@ class _Scatter:
             step *= extent
         return places
 
-    def _keys(self) -> Value:
+    def keys(self) -> Value:
         """The row-major place of every update's target; one behind all where it is out of bounds."""
         indices = self.op.operands[2:]
-        env = self._places(Sym(self.line))
+        env = self.places(Sym(self.line))
         where = [tuple(substitute(e, env) for e in read) for read in reads(self.op)[1:]]
         wide = any(v.tensor.dtype in ("i64", "u64", "u32") for v in indices)
         dtype = "i64" if wide else "i32"
@@ -144,7 +144,7 @@ class _Scatter:
     def _updates(self, order: Value) -> Value:
         """Updates in the order of their keys, as the body gives them to an old value without effect."""
         updates, held = self.op.operands[1].tensor.dtype, self.op.result.tensor.dtype
-        places = {**self._places(Sym("i0")), **{p: Sym(p) for p in self.payload}}
+        places = {**self.places(Sym("i0")), **{p: Sym(p) for p in self.payload}}
         at = tuple(substitute(e, places) for e in reads(self.op)[0])
         raw = _gather(self.b, self.op.operands[1], order, self._domain(), (Sym(self.line),), at, updates)
 

@@ -17,6 +17,7 @@ from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.opdef import op_def, work_class_of
 from tilewright.ir.simplify import Ranges, interval
+from tilewright.ir.tensor.indexed_ops import rows_changed
 from tilewright.ir.tensor.ops import SPLIT, TF32, domain, ranges_of
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import FLOATS, ScalarType, itemsize
@@ -79,14 +80,14 @@ def operator_work(ops: Sequence[Op], results: Collection[Value]) -> OperatorWork
     own = {v for op in ops for v in op.results}
     inputs = dict.fromkeys(v for op in ops for v in op.operands if v not in own)
     words = {v: elements_read(ops, v) for v in inputs}
-    written = [v for v in dict.fromkeys(results) if v in own]
+    written = {v: elements_written(ops, v) for v in dict.fromkeys(results) if v in own}
     return OperatorWork(
         class_of_work(ops),
         sum(map(op_flops, ops)),
         sum(words.values()),
-        sum(v.tensor.size for v in written),
+        sum(written.values()),
         sum(n * itemsize(v.tensor.dtype) for v, n in words.items()),
-        sum(v.tensor.nbytes for v in written),
+        sum(n * itemsize(v.tensor.dtype) for v, n in written.items()),
     )
 
 
@@ -134,10 +135,19 @@ def elements_read(ops: Sequence[Op], value: Value) -> int:
     for op in ops:
         at = list(_boxes(op, value))
         boxes += at
-        if value in op.operands and (not at or (op.operands[0] is value and op.get("at") is not None)):
+        changed = rows_changed(op, value)
+        if changed is not None:
+            looked_up += changed
+        elif value in op.operands and (not at or (op.operands[0] is value and op.get("at") is not None)):
             # a table that is looked up, the array that is scattered into, a piece of a join
             looked_up += min(size, op.result.tensor.size) if len(op.results) == 1 else size
     return min(size, looked_up + _union(boxes))
+
+
+def elements_written(ops: Sequence[Op], value: Value) -> int:
+    """Elements of a value that the op writes which makes it: all, or those of rows that updates name."""
+    changed = [rows_changed(op, value) for op in ops if value in op.results]
+    return next((n for n in changed if n is not None), value.tensor.size)
 
 
 def _boxes(op: Op, value: Value) -> Iterator[_Box]:

@@ -30,12 +30,12 @@ def sorting_pays(
     moved = (updates + 2 * targets) * payload * element_bytes
     walk = LineProblem(payload, updates, targets, moved // 2, moved // 2, updates * payload)
     return (
-        _sorted_s(updates, targets, payload, element_bytes, hardware, combined)
+        sorted_s(updates, targets, payload, element_bytes, hardware, combined)
         < choose_lines(walk, hardware).estimate_s
     )
 
 
-def _sorted_s(
+def sorted_s(
     updates: int, targets: int, payload: int, element_bytes: int, hardware: GpuHardware, combined: bool
 ) -> float:
     """Seconds: launches one after the other, comparisons and searches as instructions, elements moved."""
