@@ -127,12 +127,20 @@ _KERNELS = _CLEAN + TENSOR.only(
 _STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "fuse-kernels", "order-kernels")
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 
+#: kernels of a flat program whose maps are inlined already, cut as those of a network; chains of them apart
+_INLINED = TENSOR.only("inline-scalars", "inline-maps")
+_FUSED = TENSOR.only("drop-unit-dims", "split-sums", "join-concats", "fuse-kernels")
+_CHAINED = TENSOR.only("fuse-attention-backward", "chain-kernels")
+_LAID_OUT = TENSOR.only("store-factors", "arrange-factors", "split-dims", "merge-dims", "choose-parameters")
+
 #: pipelines for pieces of a network (see `tilewright.passes.estimation`), cut out of the pipelines
 #: above: passes that decide whole networks (layouts, chains, weights) are left out.
 #: program: tensor ops as kernels with parameters; parts: with long sums cut into parts before.
 #: product: a product of graph ops, by precision. stored: kernels without parameters, which say what is
 #: stored.
 #: kernel: one outlined kernel with parameters. canonical: its dimensions, from which they are chosen.
+#: inlined: a flat program without the maps that are computed where they are read. grouped: that as kernels
+#: and chains. laid out: with parameters.
 ESTIMATES: Mapping[str, Pipeline] = {
     "program": _KERNELS,
     "parts": TENSOR.only("split-reductions") + _KERNELS,
@@ -141,6 +149,10 @@ ESTIMATES: Mapping[str, Pipeline] = {
     "stored of a graph": _LOWERED + _STORED,
     "kernel": TENSOR.only("split-dims", "merge-dims", "choose-parameters"),
     "canonical": TENSOR.only("split-dims", "merge-dims"),
+    "inlined": _INLINED,
+    "grouped": _FUSED + _CHAINED,
+    "laid out": _FUSED + _LAID_OUT,
+    "laid out in chains": _FUSED + _CHAINED + _LAID_OUT,
 }
 
 #: what float32 factors of products are allowed (the attribute of tensor.contract) in a precision

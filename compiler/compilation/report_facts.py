@@ -9,6 +9,7 @@ from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.calibration import calibrated_constants
 from tilewright.costmodel.hardware.provenance import borrowed_constants
+from tilewright.costmodel.selection.problem import TOLERANCE
 from tilewright.ir import Func, Module, Op, Pairs
 from tilewright.ir.nodes import INFERENCE
 from tilewright.passes.estimation import ESTIMATOR
@@ -84,21 +85,42 @@ def layout_facts(main: Func) -> dict[str, Any]:
     """
     attribute = main.get("layouts")
     layouts: dict[str, Any] = attribute.as_dict() if isinstance(attribute, Pairs) else {}
-    return {
+    facts = {
         "channels_last": int(layouts.get("channels_last", 0)),
         "values": int(layouts.get("values", 0)),
         "conversions": [str(loc) for loc in layouts.get("conversions", ())],
     }
+    choice = layouts.get("choice")
+    if isinstance(choice, Pairs):
+        facts |= {"reordered": int(layouts["reordered"]), "choice": choice.as_dict()}
+    return facts
 
 
 def layout_text(facts: dict[str, Any]) -> str:
-    """One line about `layout_facts`; empty where no value changed its layout."""
+    """One line about `layout_facts`; empty where no value changed its layout and no orders were compared."""
+    if "choice" in facts:
+        return _choice_text(facts)
     if not facts["channels_last"]:
         return ""
     converting = facts["conversions"]
     named = f" ({', '.join(converting)})" if converting else ""
     count = f"{len(converting)} conversion kernel{'' if len(converting) == 1 else 's'}{named}"
     return f"layouts: {facts['channels_last']} of {facts['values']} values channels-last, {count}"
+
+
+def _choice_text(facts: dict[str, Any]) -> str:
+    """What was chosen over all orders, what it costs by the model, and how much better a choice may be."""
+    c = facts["choice"]
+    by = c["by"] + (f" of width {c['width']}, largest table {c['largest_table']}" if "width" in c else "")
+    gap = max(0.0, c["seconds"] - c["bound_s"]) / c["seconds"] if c["seconds"] else 0.0
+    proof = "no choice is better" if gap <= TOLERANCE else f"another choice may be {100 * gap:.1f} % better"
+    note = f"; {c['note']}" if "note" in c else ""
+    count = f"{facts['reordered']} of {facts['values']}"
+    return (
+        f"layouts: {count} values in another order ({c['method']}, by {by}): "
+        f"{1e6 * c['seconds']:.1f} us by the model, unchanged {1e6 * c['unchanged_s']:.1f}, every kernel for "
+        f"itself {1e6 * c['free_s']:.1f}; {proof}{note}"
+    )
 
 
 def _factors(module: Module) -> str:

@@ -5,7 +5,7 @@ tensors by the seconds of the kernels that touch them.
 from tilewright.costmodel.selection.elimination import Elimination, eliminate, plan_elimination
 from tilewright.costmodel.selection.exact import exact
 from tilewright.costmodel.selection.integer import integer
-from tilewright.costmodel.selection.problem import Problem, Selection, Table, add_copies
+from tilewright.costmodel.selection.problem import Problem, Selection, Table, add_copies, settled
 from tilewright.costmodel.selection.shortest_path import shortest_path
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "exact",
     "integer",
     "plan_elimination",
+    "settled",
     "shortest_path",
 ]

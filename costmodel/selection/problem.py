@@ -18,6 +18,8 @@ Phase = Literal["forward", "backward"]
 NO_COPY = "-"
 #: shares of the total within which two sums of seconds are the same
 TOLERANCE = 1e-6
+#: share of the total that sums in another order may differ by
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +177,37 @@ class Selection:
     def optimal(self) -> bool:
         """Return whether the method proved that no choice is better, up to rounding."""
         return self.gap <= TOLERANCE
+
+
+def settled(problem: Problem, selection: Selection) -> Selection:
+    """The choice with the first label of its domain for each variable that costs no more with it.
+
+    Seconds that differ by rounding count as the same; so what makes no difference stays as it is.
+    """
+    merged = problem.merged
+    touching: dict[str, list[Table]] = {v: [] for v in merged.domains}
+    for t in merged.tables:
+        for v in t.variables:
+            touching[v].append(t)
+    place = {v: labels.index(selection.labels[v]) for v, labels in merged.domains.items()}
+    slack_s = selection.seconds * ROUNDING if selection.seconds < float("inf") else 0.0
+    changed = True
+    while changed:
+        changed = False
+        for v in merged.domains:
+            if not place[v]:
+                continue
+            now, first = (
+                sum(
+                    t.seconds[tuple(0 if zero and u == v else place[u] for u in t.variables)]
+                    for t in touching[v]
+                )
+                for zero in (False, True)
+            )
+            if first <= now + slack_s:
+                place[v], changed = 0, True
+    labels = problem.whole({v: labels[place[v]] for v, labels in merged.domains.items()})
+    return replace(selection, labels=labels, seconds=min(selection.seconds, problem.seconds(labels)))
 
 
 def add_copies(

@@ -120,6 +120,18 @@ class KernelEstimator:
         graph = module.main.level is Level.GRAPH
         return run_pipeline(module, ESTIMATES["stored of a graph" if graph else "stored"], ctx)
 
+    def inlined(self, module: Module, ctx: PassContext) -> Module:
+        """See `Estimator`."""
+        return run_pipeline(module, ESTIMATES["inlined"], ctx)
+
+    def grouped(self, module: Module, ctx: PassContext) -> Module:
+        """See `Estimator`."""
+        return run_pipeline(module, ESTIMATES["grouped"], ctx)
+
+    def laid_out(self, module: Module, ctx: PassContext, *, chains: bool) -> Module:
+        """See `Estimator`."""
+        return run_pipeline(module, ESTIMATES["laid out in chains" if chains else "laid out"], ctx)
+
     def kernel(self, func: Func, ctx: PassContext) -> Func:
         """See `Estimator`."""
         return _after(ESTIMATES["kernel"], func, ctx)

@@ -255,6 +255,25 @@ class Estimator(Protocol):
     def stored_kernels(self, module: Module, ctx: PassContext) -> Module:
         """A module of graph or tensor ops as kernels without parameters: what they store is in memory."""
 
+    def inlined(self, module: Module, ctx: PassContext) -> Module:
+        """A flat tensor program whose maps are computed where they are read, as far as they will be.
+
+        Values that stay are those of the program.
+        """
+
+    def grouped(self, module: Module, ctx: PassContext) -> Module:
+        """Such a program in its present orders of dimensions as kernels, chains of them included.
+
+        Ops keep the origins they had, which tells who shares a kernel.
+        """
+
+    def laid_out(self, module: Module, ctx: PassContext, *, chains: bool) -> Module:
+        """The same kernels with parameters and `cost`, and factors stored first where that pays.
+
+        chains: whether to look for chains of kernels, which takes long.
+        Raises InputError or UnsupportedError where no parameters of a kernel fit the device.
+        """
+
     def kernel(self, func: Func, ctx: PassContext) -> Func:
         """An outlined kernel with the parameters and the `cost` that it would have alone.
 

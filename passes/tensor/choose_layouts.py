@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
-from tilewright.ir import Builder, Func, Level, Op, Pairs, Sym, Value
+from tilewright.ir import Attr, Builder, Constants, Func, InputError, Level, Module, Op, Pairs, Sym, Value
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
@@ -20,13 +20,18 @@ from tilewright.passes.tensor.layouts.axes import (
     rewritten,
 )
 from tilewright.passes.tensor.layouts.cost import LayoutCosts, has_matrix_units
+from tilewright.passes.tensor.layouts.selection import order_problem, selection_facts
 
 
 @register_pass(Level.TENSOR)
 def choose_layouts(
-    func: Func, ctx: PassContext, *, layout: Literal["auto", "first", "last"] = "auto"
-) -> Func:
-    """Let intermediate values keep their channels innermost where that costs less.
+    module: Module,
+    ctx: PassContext,
+    *,
+    layout: Literal["auto", "first", "last"] = "auto",
+    method: Literal["cut", "exact", "sssp"] = "cut",
+) -> Module:
+    """Let intermediate values lie in the order of dimensions that costs least.
 
     rewrite:  %y = tensor.contract(%x, %w, par = (n, k, y, x), reads = [[n, c, y, x], [k, c]])
         -->   %y = tensor.contract(%x, %w, par = (n, y, x, k), reads = [[n, y, x, c], [k, c]])
@@ -46,7 +51,27 @@ def choose_layouts(
     How many values keep their channels innermost, and which ops must move elements for it, stands in the
     attribute `layouts`. Constant weights of windows get a copy in the order that is read, for
     `fold-constant-tensors`.
+
+    method: how `auto` chooses. `cut` is the comparison of two orders above. `exact` has a variable per value
+    with all orders that some op can use, prices every kernel, forward and backward, by the estimate of its
+    family for each combination of them, and takes the choice of least seconds; the attribute says what it
+    costs, and what proves it. `sssp` chooses by shortest paths over the same costs (the baseline).
     """
+    if layout != "auto" and method != "cut":
+        raise InputError(f"expected layout=auto with method={method}, got layout={layout}")
+    if method == "cut":
+        return module.with_funcs(
+            tuple(_by_cut(f, ctx, layout) if f.level is Level.TENSOR else f for f in module.funcs)
+        )
+    main = module.main
+    if main.level is not Level.TENSOR or any(op.name == "tensor.call" for op in main.body.ops):
+        return module
+    chosen = _by_selection(main, module.constants, ctx, method)
+    return module.with_funcs(tuple(chosen if f is main else f for f in module.funcs))
+
+
+def _by_cut(func: Func, ctx: PassContext, layout: str) -> Func:
+    """The function with its channels first or last; `layout` as of the pass."""
     if layout == "first" or any(op.name == "tensor.call" for op in func.body.ops):
         return func
     if layout == "auto" and not (has_matrix_units(func, ctx) or _on_cpu(func, ctx)):
@@ -57,16 +82,33 @@ def choose_layouts(
     copies = copied_orders(func, orders) if layout == "auto" and has_matrix_units(func, ctx) else {}
     if not orders:
         return rewritten(func, copies) if copies else func
-    moved = conversions(func, orders)
+    facts = _counts(func, orders)
     orders = {**orders, **copies}
-    facts = Pairs.of(
-        {
-            "channels_last": len(orders) - len(copies),
-            "values": sum(len(op.results) for op in func.body.ops if op.name in STRUCTURED),
-            "conversions": tuple(op.loc or op.name for op in moved),
-        }
-    )
-    return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=facts)
+    return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=Pairs.of(facts))
+
+
+def _by_selection(
+    func: Func, constants: Constants, ctx: PassContext, method: Literal["exact", "sssp"]
+) -> Func:
+    """The function in the orders that a selection over all its kernels chooses."""
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    problem = order_problem(func, constants, hardware, ctx)
+    selection = problem.solved(method)
+    orders = problem.chosen(selection)
+    last = channels_last_orders(func)
+    facts = _counts(func, {v: order for v, order in orders.items() if order == last.get(v)})
+    facts["conversions"] = tuple(op.loc or op.name for op in conversions(func, orders))
+    facts |= {"reordered": len(orders), "choice": selection_facts(problem, selection, method)}
+    return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=Pairs.of(facts))
+
+
+def _counts(func: Func, last: Mapping[Value, Order]) -> dict[str, Attr]:
+    """How many values are channels-last, of how many, and which ops convert for it."""
+    return {
+        "channels_last": len(last),
+        "values": sum(len(op.results) for op in func.body.ops if op.name in STRUCTURED),
+        "conversions": tuple(op.loc or op.name for op in conversions(func, last)),
+    }
 
 
 def _on_cpu(func: Func, ctx: PassContext) -> bool:

@@ -13,7 +13,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import identity_read, is_copy, is_view, row_major_offset
-from tilewright.passes.rewriting.values import with_values
+from tilewright.passes.rewriting.values import with_types, with_values
 
 #: position in the new order -> position in the old one
 Order = tuple[int, ...]
@@ -138,12 +138,15 @@ def stays_view(op: Op, source: Order | None, target: Order | None) -> bool:
 
 
 def rewritten(func: Func, orders: Mapping[Value, Order]) -> Func:
-    """The program with these values in their new orders: domains of producers, reads of consumers."""
+    """The program with these values in their new orders: domains of producers, reads of consumers.
+
+    Parameters and results among them have other types then.
+    """
     fresh = {
         v: Value(replace(v.tensor, shape=tuple(v.tensor.shape[axis] for axis in order)), v.hint)
         for v, order in orders.items()
     }
-    return func.with_body(func.body.with_ops(tuple(_rewrite(op, orders, fresh) for op in func.body.ops)))
+    return with_types(func, tuple(_rewrite(op, orders, fresh) for op in func.body.ops), fresh)
 
 
 def _rewrite(op: Op, orders: Mapping[Value, Order], fresh: Mapping[Value, Value]) -> Op:

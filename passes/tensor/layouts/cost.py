@@ -98,7 +98,7 @@ class LayoutCosts:
         """Seconds that the order of an op's result costs by itself."""
         par = dims(op, "par")
         inner = _innermost(reordered_names(op, order), par)
-        traffic = self._moved_s(sum(r.tensor.nbytes for r in op.results))
+        traffic = self.moved_s(sum(r.tensor.nbytes for r in op.results))
         if op.name == "tensor.contract":
             columns = inner not in _named(reads(op)[0])
             if isinstance(self.hardware, CpuHardware):
@@ -122,16 +122,16 @@ class LayoutCosts:
             return (
                 0.0
                 if stays_view(op, source, target)
-                else self.hardware.stream.boundary_s + 4 * self._moved_s(v.tensor.nbytes)
+                else self.hardware.stream.boundary_s + 4 * self.moved_s(v.tensor.nbytes)
             )
         if op.name == "tensor.reduce" and set(symbols(last)) & set(dims(op, "red")):
             return 0.0
         inner = _innermost(reordered_names(op, target), dims(op, "par"))
         if inner in set(symbols(last)) or inner not in _named(at):
             return 0.0
-        scattered = (self.hardware.layout.scattered_sectors - 1) * self._moved_s(v.tensor.nbytes)
+        scattered = (self.hardware.layout.scattered_sectors - 1) * self.moved_s(v.tensor.nbytes)
         stored = (
-            2 * self._moved_s(v.tensor.nbytes) + self.hardware.stream.boundary_s
+            2 * self.moved_s(v.tensor.nbytes) + self.hardware.stream.boundary_s
             if identity_read(op, i)
             else 0.0
         )
@@ -159,7 +159,8 @@ class LayoutCosts:
             return 0.0
         return simt_s * (1 - 1 / self.hardware.layout.matrix_rate)
 
-    def _moved_s(self, nbytes: int) -> float:
+    def moved_s(self, nbytes: int) -> float:
+        """Seconds to move so many bytes once."""
         hardware = self.hardware
         if isinstance(hardware, CpuHardware):
             return nbytes / hardware.estimate_dram_bytes_per_s
@@ -179,3 +180,43 @@ def _innermost(names: list[str], sizes: Mapping[str, int]) -> str:
 
 def _named(at: tuple[Expr, ...]) -> set[str]:
     return {d for e in at for d in symbols(e)}
+
+
+def scattered_s(kernel: Func, hardware: Hardware) -> float:
+    """Seconds of accesses apart from each other that estimates of families do not see.
+
+    Those are results of products whose rows lie side by side, and what maps read along another dimension than
+    the one that their threads share: the sectors that come along with an element. On CPUs they are also
+    factors whose rows lie side by side.
+    """
+    costs = LayoutCosts({}, hardware)
+    stored = set(kernel.body.ops[-1].operands)
+    seconds = 0.0
+    for op in kernel.body.ops[:-1]:
+        if op.name == "tensor.contract" and _reaches(op, stored, kernel):
+            seconds += costs.result_s(op, None)
+            if isinstance(hardware, CpuHardware):
+                seconds += sum(costs.operand_s(op, i, None, None) for i in range(len(op.operands)))
+        elif op.name == "tensor.map":
+            inner = _innermost(list(dims(op, "par")), dims(op, "par"))
+            for v, at in zip(op.operands, reads(op), strict=True):
+                if v in kernel.params and _is_scattered(v, at, inner):
+                    bytes_s = costs.moved_s(v.tensor.nbytes)
+                    seconds += (hardware.layout.scattered_sectors - 1) * bytes_s
+    return seconds
+
+
+def _is_scattered(v: Value, at: tuple[Expr, ...], inner: str) -> bool:
+    """Return whether neighbours along `inner` are read elsewhere than beside each other."""
+    last = next((e for e, n in zip(reversed(at), reversed(v.tensor.shape), strict=True) if n != 1), 0)
+    return inner not in set(symbols(last)) and inner in _named(at)
+
+
+def _reaches(op: Op, stored: set[Value], kernel: Func) -> bool:
+    """Return whether the result of an op, or what maps make of it over its points, is stored."""
+    values = set(op.results)
+    for other in kernel.body.ops[:-1]:
+        same = other.name == "tensor.map" and tuple(dims(other, "par").values()) == op.result.tensor.shape
+        if same and values & set(other.operands):
+            values.update(other.results)
+    return bool(values & stored)

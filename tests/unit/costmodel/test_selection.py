@@ -1,5 +1,6 @@
 """Selection: elimination, integer program and brute force agree, and are never worse than shortest paths."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,6 +13,7 @@ from tilewright.costmodel.selection import (
     eliminate,
     exact,
     integer,
+    settled,
     shortest_path,
 )
 from tilewright.costmodel.selection.elimination import TooWide, undominated
@@ -67,7 +69,7 @@ def chain(rng, length=6):
 def test_all_exact_ways_agree_on_small_problems():
     rng = np.random.default_rng(1)
     possible = 0
-    for _ in range(30):
+    for _ in range(15):
         problem = random_problem(rng, kernels=4, impossible=0.1)
         best = brute_force(problem)
         assert eliminate(problem).seconds == best
@@ -76,12 +78,12 @@ def test_all_exact_ways_agree_on_small_problems():
             proven = integer(problem)
             assert (proven.seconds, proven.optimal) == (best, True)
             assert problem.seconds(proven.labels) == best
-    assert possible > 15
+    assert possible > 7
 
 
 def test_elimination_equals_the_integer_program():
     rng = np.random.default_rng(2)
-    for _ in range(15):
+    for _ in range(8):
         problem = random_problem(rng, kernels=14)
         a, b = eliminate(problem), integer(problem)
         assert a.seconds == pytest.approx(b.seconds)
@@ -194,6 +196,16 @@ def test_a_copy_is_paid_once_and_only_where_it_pays():
         assert best.seconds == seconds == integer(copied).seconds
         assert best.labels["x"] == "a"
         assert (best.labels["x.copy"] == "b") == (price < 10)
+
+
+def test_labels_that_make_no_difference_are_the_first_ones():
+    two = ("a", "b")
+    flat, sloped = np.array([[0.1, 0.1 + 1e-17], [0.3, 0.3]]), np.array([2.0, 1.0])
+    problem = Problem(
+        {"x": two, "y": two, "z": two}, (Table("k", ("x", "y"), flat), Table("z", ("z",), sloped))
+    )
+    choice = replace(eliminate(problem), labels={"x": "a", "y": "b", "z": "b"})
+    assert settled(problem, choice).labels == {"x": "a", "y": "a", "z": "b"}
 
 
 def test_problems_that_do_not_fit_are_refused():

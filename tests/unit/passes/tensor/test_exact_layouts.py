@@ -1,0 +1,135 @@
+"""Orders of values by selection: never worse than the cut or shortest paths, results stay, reports say it."""
+
+import numpy as np
+import pytest
+from layout_samples import BLOCKS
+from relay_builder import Net
+
+import tilewright as tw
+from tilewright.compilation.report_facts import layout_facts, layout_text
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import InputError, Level
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.estimation import ESTIMATOR
+from tilewright.passes.pipelines import official_stages
+from tilewright.passes.tensor.layouts.axes import channels_last_orders
+from tilewright.passes.tensor.layouts.candidates import usable_orders
+from tilewright.passes.tensor.layouts.selection import order_problem
+
+H100 = resolve_target("cuda:sm_90a")
+CPU = resolve_target("opencl")
+
+ATTENTION = """
+module @net {
+  tensor.func @main(%p: f32[2, 3, 8, 8], %v: f32[2, 3, 8, 16], %w: f32[12, 48]) -> f32[2, 8, 12] {
+    %0 = tensor.contract(%p, %v, par = (b: 2, h: 3, m: 8, n: 16), red = (k: 8),
+                         reads = [[b, h, m, k], [b, h, k, n]]) : f32[2, 3, 8, 16] {
+      ^(%a: f32, %f: f32, %acc: f32)
+      %s = scalar.fma(%a, %f, %acc) : f32
+      scalar.yield(%s)
+    }
+    %1 = tensor.map(%0, par = (b: 2, m: 8, c: 48), reads = [[b, c // 16, m, c % 16]]) : f32[2, 8, 48] {
+      ^(%a: f32)
+      scalar.yield(%a)
+    }
+    %2 = tensor.contract(%1, %w, par = (b: 2, m: 8, o: 12), red = (c: 48),
+                         reads = [[b, m, c], [o, c]]) : f32[2, 8, 12] {
+      ^(%a: f32, %f: f32, %acc: f32)
+      %s = scalar.fma(%a, %f, %acc) : f32
+      scalar.yield(%s)
+    }
+    tensor.return(%2)
+  }
+}
+"""
+
+
+def lowered(block, target=H100, precision="fp16"):
+    """The program that the pass gets, and its context."""
+    net = Net()
+    module = net.module(BLOCKS[block](net))
+    before = official_stages(Level.GRAPH, target.language, precision).until("choose-layouts")
+    ctx = PassContext(target=str(target), hardware=target.hardware)
+    return run_pipeline(module, before.whole, ctx), ctx, list(net.inputs.values())
+
+
+def problem_of(module, ctx, every=False):
+    return order_problem(module.main, module.constants, ctx.hardware, ctx, every=every)
+
+
+def test_exact_is_no_worse_than_the_cut_and_the_shortest_path():
+    module, ctx, _ = lowered("mobilenet")
+    orders = problem_of(module, ctx)
+    best, path = orders.solved("exact"), orders.solved("sssp")
+    last = {v: o for v, o in channels_last_orders(module.main).items() if v in orders.values.values()}
+    seconds = [orders.problem.seconds(orders.labels(x)) for x in ({}, last)]
+    assert best.optimal
+    assert orders.problem.free_s <= best.seconds <= min(*seconds, path.seconds) * (1 + 1e-12)
+    assert best.seconds < seconds[0]
+
+
+def test_orders_that_are_left_out_would_not_be_better():
+    """All orders of every value, against those that some op can use."""
+    module = tw.parse(ATTENTION)
+    ctx = PassContext(target=str(H100), hardware=H100.hardware)
+    few, many = problem_of(module, ctx), problem_of(module, ctx, every=True)
+    assert few.problem.choices < many.problem.choices
+    best = many.solved("exact").seconds
+    assert best <= few.solved("exact").seconds <= 1.001 * best
+
+
+def test_the_copy_of_heads_becomes_a_view():
+    module = tw.parse(ATTENTION)
+    ctx = PassContext(target=str(H100), hardware=H100.hardware)
+    orders = problem_of(module, ctx)
+    chosen = orders.chosen(orders.solved("exact"))
+    (heads,) = (op.result for op in module.main.body.ops[:1])
+    assert chosen == {heads: (0, 2, 1, 3)}
+
+
+def test_results_are_the_same_bits():
+    """Orders of sums do not change on the interpreter: every element adds the same numbers in order."""
+    module = tw.parse(ATTENTION)
+    ctx = PassContext(target=str(CPU), hardware=CPU.hardware, verify_each=True)
+    after = run_pipeline(module, Pipeline.parse("choose-layouts{method=exact}"), ctx)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in module.main.params]
+    (wanted,), (got,) = tw.interpret(module, *inputs), tw.interpret(after, *inputs)
+    np.testing.assert_array_equal(got, wanted)
+    with tw.compile(after, target="opencl") as exe:
+        np.testing.assert_allclose(exe(*inputs)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_network_in_chosen_orders_computes_the_same():
+    module, ctx, inputs = lowered("resnet", CPU, "fp32")
+    after = run_pipeline(module, Pipeline.parse("choose-layouts{method=exact}, fold-constant-tensors"), ctx)
+    assert after.main["layouts"]["reordered"] > 0
+    (wanted,), (got,) = tw.interpret(module, *inputs), tw.interpret(after, *inputs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_choice_is_reported():
+    module = tw.parse(ATTENTION)
+    ctx = PassContext(target=str(H100), hardware=H100.hardware)
+    after = run_pipeline(module, Pipeline.parse("choose-layouts{method=exact}"), ctx)
+    assert tw.parse(tw.show(after)).main["layouts"] == after.main["layouts"]
+    facts = layout_facts(after.main)
+    text = layout_text(facts)
+    assert "1 of 3 values in another order (exact, by elimination of width 0" in text
+    assert "no choice is better" in text
+    stopped = {**facts["choice"], "bound_s": 0.9 * facts["choice"]["seconds"], "note": "stopped"}
+    assert "another choice may be 10.0 % better; stopped" in layout_text({**facts, "choice": stopped})
+
+
+def test_forced_layouts_have_no_method():
+    with pytest.raises(InputError, match="expected layout=auto with method=exact, got layout=last"):
+        run_pipeline(tw.parse(ATTENTION), Pipeline.parse("choose-layouts{layout=last, method=exact}"))
+
+
+def test_parameters_and_results_have_no_other_order():
+    module = tw.parse(ATTENTION)
+    main = module.main
+    usable = usable_orders(main)
+    assert not set(usable) & {*main.params, *main.body.ops[-1].operands}
+    assert all(orders[0] == tuple(range(v.tensor.rank)) for v, orders in usable.items())
+    assert ESTIMATOR.inlined(module, PassContext()).main.body.ops[-1].operands == main.body.ops[-1].operands
