@@ -14,6 +14,7 @@ from tilewright.compilation.memory_budget import exceeds_memory_budget
 from tilewright.compilation.option_values import (
     PARTITIONER,
     ConvAlgorithm,
+    Layouts,
     Partitioner,
     Precision,
     Tune,
@@ -58,6 +59,7 @@ def compile(
     conv_algorithm: ConvAlgorithm = "auto",
     workspace: Workspace = "network",
     partitioner: Partitioner = PARTITIONER,
+    layouts: Layouts = "cut",
     streams: str | None = None,
     instances: int = 1,
     shapes: Sequence[ShapesOption] | None = None,
@@ -93,6 +95,9 @@ def compile(
     partitioner: which ops share a kernel: `rules`, each op joins the latest producer it fits; `exact`, the
         partition whose kernels take the least time by the cost model; `algorithm1`, pairs merged while that
         helps; `none`.
+    layouts: what chooses the order of dimensions in which intermediate values are stored: `cut`, channels
+        first or last; `exact`, of all orders that some op can use, those of least time by the cost model,
+        which takes longer to compile; `sssp`, shortest paths over the same costs, the baseline of `exact`.
     streams: which launches run side by side: `model` takes the policy whose replay the model finds shortest,
         `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
@@ -121,6 +126,7 @@ def compile(
             conv_algorithm=conv_algorithm,
             workspace=workspace,
             partitioner=partitioner,
+            layouts=layouts,
             streams=streams,
             instances=instances,
             shapes=shapes,
@@ -171,6 +177,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
             conv_algorithm=request.conv_algorithm,
             workspace=request.workspace,
             partitioner=request.partitioner,
+            layouts=request.layouts,
             own=own,
             verify_each=request.verify_each,
             choose=measured.choose if measured else None,

@@ -10,6 +10,7 @@ from typing import get_args
 from tilewright.compilation.option_values import (
     PARTITIONER,
     ConvAlgorithm,
+    Layouts,
     Partitioner,
     Precision,
     Tune,
@@ -29,6 +30,7 @@ _OF_KERNELS = {
     "conv_algorithm": "auto",
     "workspace": "network",
     "partitioner": PARTITIONER,
+    "layouts": "cut",
     "streams": None,
 }
 
@@ -46,6 +48,7 @@ class CompileRequest:
     conv_algorithm: ConvAlgorithm
     workspace: Workspace
     partitioner: Partitioner
+    layouts: Layouts
     streams: str | None
     instances: int
     shapes: Sequence[ShapesOption] | None
@@ -62,6 +65,7 @@ class CompileRequest:
             "conv_algorithm": get_args(ConvAlgorithm),
             "workspace": get_args(Workspace),
             "partitioner": get_args(Partitioner),
+            "layouts": get_args(Layouts),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -241,10 +241,12 @@ def official_stages(
     conv_algorithm: str = "auto",
     workspace: str = "network",
     partitioner: str = "rules",
+    layouts: str = "cut",
 ) -> Stages:
     """The stages for a module whose @main is at level `start`, in a kernel language (`cuda` or `opencl`).
 
     partitioner: what chooses which ops share a kernel (see the pass fuse-kernels).
+    layouts: what chooses the order of dimensions of values (see the pass choose-layouts).
     conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
     would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     Raises UnsupportedError for a precision that is decided on graph ops where there are none any more.
@@ -257,6 +259,8 @@ def official_stages(
     tensor = extra.get("tensor", NOTHING) + TENSOR
     if partitioner != "rules":
         tensor = tensor.replace("fuse-kernels", f"fuse-kernels{{partitioner={partitioner}}}")
+    if layouts != "cut":
+        tensor = tensor.replace("choose-layouts", f"choose-layouts{{method={layouts}}}")
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
     expanded, products, saved = EXPANDED, PRODUCTS, SAVED

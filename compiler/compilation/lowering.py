@@ -118,6 +118,7 @@ def lower(
     conv_algorithm: str = "auto",
     workspace: str = "network",
     partitioner: str = PARTITIONER,
+    layouts: str = "cut",
     own: OwnPasses = NO_PASSES,
     verify_each: bool = False,
     choose: Callable[[Module], Module] | None = None,
@@ -129,6 +130,7 @@ def lower(
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
     partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
+    layouts: cut, exact or sssp (see the pass choose-layouts).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
@@ -142,7 +144,9 @@ def lower(
     module = training_step(module, precision, context)
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     algorithm = "" if measured else conv_algorithm
-    stages = official_stages(module.main.level, target.language, precision, algorithm, workspace, partitioner)
+    stages = official_stages(
+        module.main.level, target.language, precision, algorithm, workspace, partitioner, layouts
+    )
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
     return within_memory_budget(
         module,

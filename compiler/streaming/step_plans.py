@@ -25,7 +25,7 @@ from tilewright.runtime.storage.layout import StepSpec, StoredStep, TensorSpec, 
 from tilewright.streaming.parts.step_modules import NetworkStep, share_templates
 
 #: options of `tilewright.compile` that choose the passes; the others decide nothing without measuring
-PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner")
+PASS_OPTIONS = ("precision", "conv_algorithm", "workspace", "partitioner", "layouts")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tilewright.compilation.option_values import Precision
+from tilewright.compilation.option_values import Layouts, Precision
 from tilewright.tools.arguments.network import add_network_arguments, add_pass_arguments
 from tilewright.tools.arguments.parsing import Sub
 from tilewright.tools.arguments.scope import NETWORKS, OptionScope
@@ -41,6 +41,15 @@ def add_explain(sub: Sub) -> None:
         default="fp32",
         choices=get_args(Precision),
         help="the precision of the network or its step (default fp32)",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
+        "--layouts",
+        default="cut",
+        choices=get_args(Layouts),
+        help="what chooses the order of dimensions of intermediate values (default cut); exact and sssp say "
+        "what their choice costs and what proves it",
     )
     p.add_scoped(
         p, step, "--memory-budget", metavar="BYTES", help="what it may take on the device, such as 8GiB"

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from tilewright.compilation.option_values import (
     PARTITIONER,
     ConvAlgorithm,
+    Layouts,
     Partitioner,
     Precision,
     Tune,
@@ -186,6 +187,13 @@ def add_lowering_arguments(p: CommandParser) -> None:
         default=PARTITIONER,
         choices=get_args(Partitioner),
         help=f"what chooses which ops share a kernel (default {PARTITIONER})",
+    )
+    add(
+        "--layouts",
+        default="cut",
+        choices=get_args(Layouts),
+        help="what chooses the order of dimensions of intermediate values: channels first or last (cut, the "
+        "default), the least time of all useful orders (exact), or shortest paths (sssp)",
     )
     add(
         "--streams",

@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.lowering import Lowered, lower
 from tilewright.compilation.option_values import PARTITIONER
-from tilewright.compilation.report_facts import compilation_facts, layout_text, parameter_facts
+from tilewright.compilation.report_facts import compilation_facts, layout_facts, layout_text, parameter_facts
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.devices.targets import Target, resolve_target
@@ -114,7 +114,7 @@ def explain_step(a: argparse.Namespace) -> None:
     if a.operators:
         _print_operators(step, f"a step of {a.network} with {a.train}", a)
         return
-    lowered = lower(step, target, precision=a.precision)
+    lowered = lower(step, target, precision=a.precision, layouts=a.layouts)
     if a.mue:
         rows = movement_rows(lowered.tensor, lowered.thread, lowered.records, target.hardware)
         _print_movement(
@@ -130,6 +130,8 @@ def explain_step(a: argparse.Namespace) -> None:
         return
     print(f"a step of {a.network} with {a.train} in {a.precision} for {target}")
     print(weights_text(facts))
+    if line := layout_text(layout_facts(lowered.thread.main)):
+        print(line)
     print(training_text(facts))
 
 
@@ -141,6 +143,7 @@ def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
         own=chosen["passes"],
         verify_each=chosen["verify_each"],
         precision=a.precision,
+        layouts=a.layouts,
     )
 
 

@@ -40,6 +40,7 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "conv_algorithm": a.conv_algorithm,
         "workspace": a.workspace,
         "partitioner": a.partitioner,
+        "layouts": a.layouts,
         "streams": a.streams,
         "libraries": not a.no_libraries,
         **passes_of(a),

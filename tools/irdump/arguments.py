@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import get_args
 
 from tilewright import __version__
-from tilewright.compilation.option_values import PARTITIONER, ConvAlgorithm, Partitioner, Precision, Workspace
+from tilewright.compilation.option_values import (
+    PARTITIONER,
+    ConvAlgorithm,
+    Layouts,
+    Partitioner,
+    Precision,
+    Workspace,
+)
 from tilewright.tools.arguments.network import SEED
 from tilewright.tools.arguments.parsing import CommandParser
 
@@ -20,7 +27,7 @@ Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each 
 
 LEVELS = ("graph", "tensor", "thread", "plan", "source")
 #: options that choose among the default passes, by what `tilewright.compile` calls them
-LOWERING = ("precision", "conv_algorithm", "workspace", "partitioner")
+LOWERING = ("precision", "conv_algorithm", "workspace", "partitioner", "layouts")
 
 _EPILOG = """\
 examples:
@@ -102,6 +109,8 @@ def _add_choices(p: CommandParser) -> None:
                          help="memory that chosen algorithms may take (default network)")  # fmt: skip
     choices.add_argument("--partitioner", choices=get_args(Partitioner), default=PARTITIONER,
                          help=f"what chooses which ops share a kernel (default {PARTITIONER})")  # fmt: skip
+    choices.add_argument("--layouts", choices=get_args(Layouts), default="cut",
+                         help="what chooses the order of dimensions of values (default cut)")  # fmt: skip
     choices.add_argument("--streams", metavar="POLICY", default="model",
                          help="which launches run side by side, with --level plan or --html: model "
                          "(default), auto (measured), serial, exact, ios, limited(K), ...")  # fmt: skip

@@ -107,7 +107,8 @@ def _as_pieces(func: Func, groups: Sequence[frozenset[int]], maker: Mapping[Valu
     needed = set(func.body.ops[-1].operands)
     for group in groups:
         needed |= {v for i in group for v in ops[i].operands if maker.get(v, -1) not in group}
-    pieces, stored = [], set()
+    pieces: list[Piece] = []
+    stored: set[Value] = set()
     for group in groups:
         inside = [ops[i] for i in sorted(group)]
         results = [r for op in inside for r in op.results if r in needed and r not in stored]
