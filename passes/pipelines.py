@@ -29,9 +29,11 @@ dce
 EXPANDED = Pipeline.parse("expand-attention")
 
 #: masks of a backward pass follow from what is stored; reshapes sink below what follows products; products
-#: with constants on one input become one product, and so do sums of products of a backward pass; small groups
-#: of convolutions become larger ones
-PRODUCTS = Pipeline.parse("signs-of-results, sink-reshapes, merge-products, sum-of-products, join-groups")
+#: with constants on one input become one product, and so do sums of products of a backward pass and products
+#: with one common factor of a training step; small groups of convolutions become larger ones
+PRODUCTS = Pipeline.parse(
+    "signs-of-results, sink-reshapes, merge-products, sum-of-products, stack-products, join-groups"
+)
 
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")

@@ -82,6 +82,9 @@ def _sunk(op: Op, rewriter: Rewriter, trains: bool) -> Sequence[Value] | None:
 
 def _as(v: Value, shape: Sequence[int], rewriter: Rewriter) -> Value:
     """A value under another shape; what is computed from one value and numbers is computed under it."""
+    source, _ = _before_views(v, rewriter)
+    if source.tensor.shape == tuple(shape):
+        return source
     made = rewriter.producer(v)
     if made is not None and made.name in ELEMENTWISE | COMPARISONS and rewriter.uses(v) == 1:
         whole = [x for x in made.operands if x.tensor.size > 1]

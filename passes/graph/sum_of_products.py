@@ -1,9 +1,9 @@
-"""Pass sum-of-products: a sum of products over different rows becomes one product over all of the rows."""
+"""Pass sum-of-products: a sum of products becomes one product over all that the products sum over."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Op, Value
@@ -15,24 +15,37 @@ from tilewright.passes.rewriting.values import producers, replace_in_op, use_cou
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
 def sum_of_products(func: Func, ctx: PassContext, *, always: bool = False) -> Func:
-    """Compute sums of products a_t^T b_t, such as the gradient of a weight used at every step, at once.
+    """Compute sums of products a_t b_t, such as the gradient of a weight used at every step, at once.
 
     rewrite:  %0 = graph.matmul(%a, %b, transpose_a = true); %1 = graph.matmul(%c, %d, transpose_a = true);
               %2 = graph.add(%0, %1)
         -->   %0 = graph.concatenate(%a, %c, axis = 0); %1 = graph.concatenate(%b, %d, axis = 0);
               %2 = graph.matmul(%0, %1, transpose_a = true)
 
-    Only functions with a backward pass have such sums. They are rewritten where the estimate of the product
+    So is what comes back from queries, keys and values, which are products of one input: a stacked sum. Only
+    functions with a backward pass have such sums. They are rewritten where the estimate of the product
     and of both copies is not above that of the products and additions; what joins in place later takes less.
     always: whatever the estimates say.
     """
+    return summed(func, ctx, always=always)
+
+
+def joined_already(func: Func) -> Callable[[Op], bool]:
+    """Whether a function has a concatenation already."""
+    known = {(op.operands, op.attrs) for op in func.body.ops if op.name == "graph.concatenate"}
+    return lambda op: op.name == "graph.concatenate" and (op.operands, op.attrs) in known
+
+
+def summed(func: Func, ctx: PassContext, *, always: bool) -> Func:
+    """The function with sums of products as products; see the pass. What is joined already costs nothing."""
     if not forward_ops(func):
         return func
+    joined = joined_already(func)
     hardware = None if always else ctx.hardware or load_hardware(ctx.target)
 
     def seconds(ops: Sequence[Op]) -> float:
         assert hardware is not None
-        return sum(ctx.estimator.op_s(op, hardware) for op in ops)
+        return sum(ctx.estimator.op_s(op, hardware) for op in ops if not joined(op))
 
     made_by, uses = producers(func.body), use_counts(func.body)
     replaced: dict[Value, Value] = {}
@@ -46,7 +59,7 @@ def sum_of_products(func: Func, ctx: PassContext, *, always: bool = False) -> Fu
         groups: dict[object, list[Op]] = defaultdict(list)
         for leaf in leaves:
             product = made_by.get(leaf)
-            if product is not None and uses[leaf] == 1 and _over_rows(product):
+            if product is not None and uses[leaf] == 1 and _sums(product):
                 groups[product.attrs].append(product)
         merged = [g for g in groups.values() if len(g) > 1]
         if not merged:
@@ -89,19 +102,18 @@ def _summands(last: Op, made_by: dict[Value, Op], uses: dict[Value, int]) -> tup
     return leaves, additions
 
 
-def _over_rows(op: Op) -> bool:
-    """Whether an op is a product of two matrices over their rows."""
-    return (
-        op.name == "graph.matmul"
-        and op.result.tensor.rank == 2
-        and op["transpose_a"] is True
-        and op["transpose_b"] is False
-    )
+def _sums(op: Op) -> bool:
+    """Whether an op is a product of two matrices."""
+    return op.name == "graph.matmul" and op.result.tensor.rank == 2
 
 
 def _joined(b: Builder, products: Sequence[Op]) -> Value:
-    """One product over the rows of all."""
-    a, c = ([p.operands[k] for p in products] for k in (0, 1))
-    joined = [b.emit("graph.concatenate", values, {"axis": 0})[0] for values in (a, c)]
-    (result,) = b.emit("graph.matmul", joined, dict(products[0].attrs))
+    """One product over what all sum over: rows of a first factor that is transposed, else columns."""
+    first = products[0]
+    axes = (0 if first["transpose_a"] else 1, 1 if first["transpose_b"] else 0)
+    joined = [
+        b.emit("graph.concatenate", [p.operands[k] for p in products], {"axis": axis})[0]
+        for k, axis in enumerate(axes)
+    ]
+    (result,) = b.emit("graph.matmul", joined, dict(first.attrs))
     return result
