@@ -147,11 +147,16 @@ def _compiled_rank(
 def whole_facts(module: Module, part: Module) -> dict[str, Any]:
     """What an executable of a part says of the whole step: its inputs and state, and how they are divided."""
     state = set(module.state_names)
-    rows = [[p.hint, storage_dtype(p.tensor.dtype).name, list(p.tensor.shape)] for p in module.main.params]
+    divided = divisions_of(part)
+    own = {
+        p.hint: p for p in part.main.params if p.hint not in divided
+    }  # pipelines take several runs at once
+    params = [own.get(p.hint, p) for p in module.main.params]
+    rows = [[p.hint, storage_dtype(p.tensor.dtype).name, list(p.tensor.shape)] for p in params]
     return {
         STATE: [row for row in rows if row[0] in state],
         INPUTS: [row for row in rows if row[0] not in state],
-        DIVISIONS: [list(d.row) for d in divisions_of(part).values()],
+        DIVISIONS: [list(d.row) for d in divided.values()],
     }
 
 

@@ -52,6 +52,9 @@ class DistributedExecutable(Executable):
     same sentence. Saved, it is one file per rank, which `tilewright.load` reads on that rank.
     """
 
+    #: whether it is of a step, of whose state this rank may hold nothing
+    has_state = False
+
     def __init__(
         self,
         artifact: Artifact,
@@ -67,7 +70,7 @@ class DistributedExecutable(Executable):
         transport: `device`, from device to device where they can (NCCL between GPUs); `host`, through host
         memory and the processes, step by step, also where ranks share a GPU.
         """
-        given = {} if artifact.plan.states else {"instances": instances}  # one with state has a single one
+        given = {} if self.has_state else {"instances": instances}  # one with state has a single one
         super().__init__(artifact, target, device=device, **given)
         if transport not in get_args(Transport):
             raise InputError(f"expected transport among {', '.join(get_args(Transport))}, got {transport!r}")

@@ -35,6 +35,8 @@ class DistributedStep(DistributedExecutable, StatefulExecutable):
     `load_state` reads it on every rank. So a run may go on with another number of ranks, or another mode.
     """
 
+    has_state = True
+
     @cached_property
     def _facts(self) -> Mapping[str, Any]:
         """The facts of the division."""

@@ -586,6 +586,8 @@ class StreamedStep(HoldsState):
         with self._lock:
             self._closed = True
             try:
+                for other in self._borrowers:
+                    other.close()
                 self.close_device()
                 self._generations.close()
             finally:

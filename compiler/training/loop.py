@@ -124,7 +124,11 @@ def measures_of(loss: str, data: Data) -> Measures:
 
 @dataclass
 class Loop:
-    """Training of one compiled step. Every step's batch follows from `seed` and the number of the step."""
+    """Training of one compiled step. Every step's batch follows from `seed` and the number of the step.
+
+    runs: how often a call of the compiled step runs the step, for one update: a batch is as many times the
+    step's own, and `step` of the state counts so many runs.
+    """
 
     steps: Steps
     network: Network
@@ -133,16 +137,17 @@ class Loop:
     measures: Measures
     seed: int = 0
     losses: list[float] = field(default_factory=list)
+    runs: int = 1
 
     @property
     def batch(self) -> int:
         """Examples of a step."""
-        return next(iter(self.interface.inputs.values())).shape[0]
+        return self.runs * next(iter(self.interface.inputs.values())).shape[0]
 
     @property
     def done(self) -> int:
         """Steps so far, those before a resumption included."""
-        return int(self.steps.state["step"])
+        return int(self.steps.state["step"]) // self.runs
 
     @property
     def epoch_steps(self) -> int:

@@ -29,6 +29,7 @@ def add_train(sub: Sub) -> None:
     )
     _add_optimization(p)
     _add_course(p)
+    _add_storage(p)
     add_rank_arguments(
         p, "train", TRAINING_MODES, "(default batch): the batch, the weights, or stages of a pipeline"
     )
@@ -77,6 +78,50 @@ def _add_optimization(p: CommandParser) -> None:
     )
 
 
+def _add_storage(p: CommandParser) -> None:
+    """State on storage, and batches in parts."""
+    group = p.add_argument_group("state on storage, and micro-batches")
+    p.add_scoped(
+        group,
+        OptionScope(kernels=True, without=("--devices", "--mode")),
+        "--memory-cap",
+        metavar="SIZE",
+        help="device memory to use at most, such as 2GiB: weights and optimizer state stay on storage and "
+        "stream through it",
+    )
+    p.add_scoped(
+        group,
+        OptionScope(needs=("--memory-cap", "--mode pipeline"), without=("--accumulate",)),
+        "--micro-batches",
+        type=whole(1, 1 << 20),
+        metavar="N",
+        help="parts of a batch that are computed one after another, for one update (default 1)",
+    )
+    on_storage = OptionScope(needs=("--memory-cap",))
+    p.add_scoped(
+        group,
+        on_storage,
+        "--order",
+        choices=("auto", "pr", "ar"),
+        help="fetch weights once for all micro-batches (pr), or again for each (ar); default: the faster",
+    )
+    p.add_scoped(
+        group,
+        on_storage,
+        "--weights-folder",
+        metavar="FOLDER",
+        help="where the state of every finished step is kept, also when the run is killed; --resume goes on "
+        "from it (default: a temporary folder)",
+    )
+    p.add_scoped(
+        group,
+        on_storage,
+        "--host-memory",
+        metavar="SIZE",
+        help="host memory for values of micro-batches between parts; the rest goes to the folder",
+    )
+
+
 def _add_course(p: CommandParser) -> None:
     """How long, and what is kept of it."""
     length = p.add_mutually_exclusive_group()
@@ -100,10 +145,10 @@ def _add_course(p: CommandParser) -> None:
     )
     p.add_scoped(
         p,
-        OptionScope(needs=("--checkpoint",)),
+        OptionScope(needs=("--checkpoint", "--weights-folder")),
         "--resume",
         action="store_true",
-        help="go on from the checkpoint, bit by bit as without the interruption",
+        help="go on from the checkpoint, or from the weights folder, bit by bit as without the interruption",
     )
     p.add_argument(
         "--output", metavar="FILE.tw", help="compile the trained network, and write it as an executable"

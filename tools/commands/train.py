@@ -23,8 +23,15 @@ from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.runtime.communication.mpi import MpiCommunicator
+from tilewright.streaming.training_executable import StreamedStep
 from tilewright.tools.commands.network import choices_of, load_network, require_device
 from tilewright.tools.commands.rank_run import is_rank, joined_world, on_ranks, start_ranks
+from tilewright.tools.commands.train_streamed import (
+    micro_batch_network,
+    streamed_loop,
+    streaming_facts,
+    streaming_text,
+)
 from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
 from tilewright.tools.report.wording import weights_text
 from tilewright.training import optim, schedules
@@ -61,13 +68,12 @@ def check_files(a: argparse.Namespace) -> None:
     for path in filter(None, (a.checkpoint, a.output, a.plot)):
         if not file_path(path).parent.is_dir():
             raise InputError("no such folder to write to", where=str(file_path(path).parent))
-    if a.resume and not Path(a.checkpoint).exists():
+    if a.resume and not a.weights_folder and not Path(a.checkpoint).exists():
         raise InputError("no such file to resume from", where=a.checkpoint)
 
 
 def train_here(a: argparse.Namespace, communicator: MpiCommunicator | None = None) -> None:
     """Train, print records, write what was asked for; of several ranks the first one prints and writes."""
-    first_rank = communicator is None or communicator.rank == 0
     network = with_batch(load_network(a), a.batch)
     if a.loss == "cross_entropy" and (logits := before_softmax(network)) is not None:
         warn(
@@ -82,18 +88,36 @@ def train_here(a: argparse.Namespace, communicator: MpiCommunicator | None = Non
     data = read_data(a.data, ports.inputs, ports.targets)
     steps = _steps(a, data, next(iter(ports.inputs.values())).shape[0])
     step = train_step(
-        network,
+        micro_batch_network(network, a),
         a.loss,
         _optimizer(a, steps),
         trainable=trainable,
         clip_norm=a.clip_norm,
-        accumulate=a.accumulate,
+        accumulate=a.micro_batches or a.accumulate,
         seed=a.seed,
     )
-    if communicator is None:
+    if a.memory_cap is not None:
+        with streamed_loop(a, step, data) as loop:
+            _train(a, network, step, steps, loop, None)
+    elif communicator is None:
         loop = prepared(step, data, a.loss, a.target, seed=a.seed, **choices_of(a))
+        _train(a, network, step, steps, loop, None)
     else:
-        loop = loop_of(_compiled_rank(step, a, communicator), step, data, a.loss, seed=a.seed)
+        exe = _compiled_rank(step, a, communicator)
+        loop = loop_of(exe, step, data, a.loss, seed=a.seed, runs=a.micro_batches or 1)
+        _train(a, network, step, steps, loop, communicator)
+
+
+def _train(
+    a: argparse.Namespace,
+    network: Module,
+    step: Module,
+    steps: int,
+    loop: Loop,
+    communicator: MpiCommunicator | None,
+) -> None:
+    """Train what is compiled."""
+    first_rank = communicator is None or communicator.rank == 0
     first = _resumed(loop, a) if a.resume else 0
     if first >= steps:
         raise InputError(
@@ -113,7 +137,8 @@ def train_here(a: argparse.Namespace, communicator: MpiCommunicator | None = Non
     if a.output:
         trained = compile_module(step.inference(state), a.target, **choices_of(a))
         trained.save(file_path(a.output))
-    _report(a, network, loop, records, counts, ranks)
+    streaming = streaming_facts(loop.steps) if isinstance(loop.steps, StreamedStep) else {}
+    _report(a, network, loop, records, counts, ranks, streaming)
     if loop.done < steps:
         kept = f"; {a.checkpoint} holds the state" if a.checkpoint else ""
         raise KeyboardInterrupt(f"interrupted after step {loop.done} of {steps}{kept}")
@@ -124,12 +149,11 @@ def prepared(step: Module, data: Data, loss: str, target: str, *, seed: int = 0,
     return loop_of(compile_module(step, target, **choices), step, data, loss, seed=seed)
 
 
-def loop_of(exe: Any, step: Module, data: Data, loss: str, *, seed: int = 0) -> Loop:
-    """The loop of a step that is compiled."""
+def loop_of(exe: Any, step: Module, data: Data, loss: str, *, seed: int = 0, runs: int = 1) -> Loop:
+    """The loop of a step that is compiled, `runs` runs of which are one step of the loop."""
     ports = interface_of(step)
-    return Loop(
-        exe, exe.inference(), fitted(data, ports.inputs, ports.targets), ports, measures_of(loss, data), seed
-    )
+    fitting = fitted(data, ports.inputs, ports.targets)
+    return Loop(exe, exe.inference(), fitting, ports, measures_of(loss, data), seed, runs=runs)
 
 
 def _compiled_rank(step: Module, a: argparse.Namespace, communicator: MpiCommunicator) -> Any:
@@ -138,7 +162,9 @@ def _compiled_rank(step: Module, a: argparse.Namespace, communicator: MpiCommuni
         mode=a.mode or "batch",
         target=a.target,
         communicator=communicator,
-        options=a.mode_options or "",
+        options=", ".join(
+            filter(None, (a.mode_options, a.micro_batches and f"micro_batches={a.micro_batches}"))
+        ),
         transport=a.transport,
         **choices_of(a),
     )
@@ -209,7 +235,7 @@ def _steps(a: argparse.Namespace, data: Data, batch: int) -> int:
 
 def _resumed(loop: Loop, a: argparse.Namespace) -> int:
     """The steps of the checkpoint; a rate that was given replaces that of the checkpoint."""
-    done = loop.resume(a.checkpoint)
+    done = loop.done if a.weights_folder else loop.resume(a.checkpoint)
     state: Any = loop.steps.state
     if "lr" in a.given and "lr" in state:
         state["lr"] = np.asarray(a.lr, np.float32)
@@ -288,6 +314,7 @@ def _report(
     records: list[Record],
     counts: Mapping[str, int],
     ranks: Sequence[Mapping[str, Any]],
+    streaming: Mapping[str, Any],
 ) -> None:
     last = records[-1]
     weights = parameter_facts(network)["trainable"]
@@ -308,6 +335,8 @@ def _report(
     }
     if ranks:
         result = {**result, "distributed": {"mode": a.mode or "batch", "ranks": ranks}}
+    if streaming:
+        result = {**result, "streaming": streaming}
     if a.json:
         print(json.dumps(result), flush=True)
         return
@@ -315,6 +344,8 @@ def _report(
         f"{network.name}: {weights} parameters, {steps} steps of {loop.batch} examples, "
         f"{1e3 * last.step_seconds / max(1, steps):.2f} ms per step"
     )
+    if streaming:
+        print(streaming_text(streaming))
     for r in ranks:
         print(
             f"rank {r['rank']}: {r['communications']} communications of "

@@ -7,21 +7,17 @@ host knows the count before a run, and with it which form of the step has the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from tilewright.ir import Block, Func, Module, Op, Value, interpret
-from tilewright.ir.builder import Builder
-from tilewright.ir.types import TensorType
+from tilewright.passes.graph.distribute.pipeline.step_runs import CONDITION, DECIDING, decided
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 #: state of so many bytes may be the host's
 NUMBER_BYTES = 64
-#: ops that a condition may decide, and its type
-_DECIDING = ("graph.where", "graph.logical_and", "graph.logical_or")
-_CONDITION = TensorType("bool", ())
 #: the value of every condition of a form, in the order of `HostState.conditions`
 Form = tuple[bool, ...]
 
@@ -76,10 +72,10 @@ class HostState:
         known = _known(main, self.values)
         found: dict[Value, None] = {}
         for op in main.body.ops:
-            if op.name not in _DECIDING or op.result in known:
+            if op.name not in DECIDING or op.result in known:
                 continue
             for v in op.operands[:1] if op.name == "graph.where" else op.operands:
-                if v in known and v.type == _CONDITION:
+                if v in known and v.type == CONDITION:
                     found[v] = None
         return tuple(found)
 
@@ -107,35 +103,5 @@ class HostState:
         return new, tuple(bool(r) for r in results[count:])
 
     def decided(self, form: Form) -> Func:
-        """@main where the conditions are what `form` says; values that both have are the same objects.
-
-        rewrite: %y = graph.where(%due, %a, %b)  -->  %a where %due is true, else %b
-        rewrite: %y = graph.logical_and(%due, %c)  -->  %c where %due is true, else false, likewise
-        """
-        return _decided(self.module.main, dict(zip(self.conditions, form, strict=True)))
-
-
-def _decided(main: Func, known: Mapping[Value, bool]) -> Func:
-    known = dict(known)
-    stands: dict[Value, Value] = {}
-    builder = Builder("")
-    for op in main.body.ops:
-        op = replace(op, operands=tuple(stands.get(v, v) for v in op.operands))
-        builder.loc = op.loc
-        chosen: Value | None = None
-        if op.name == "graph.where" and op.operands[0] in known:
-            chosen = op.operands[1 if known[op.operands[0]] else 2]
-        elif op.name in ("graph.logical_and", "graph.logical_or") and op.result.type == _CONDITION:
-            decisive = op.name == "graph.logical_or"  # the operand that decides alone
-            if decisive in (known.get(v) for v in op.operands):
-                known[op.result] = decisive
-            elif any(v in known for v in op.operands):
-                chosen = next((v for v in op.operands if v not in known), op.operands[0])
-        if chosen is None:
-            builder.append(op)
-            continue
-        if chosen.type != op.result.type:
-            chosen = builder.value("graph.broadcast_to", chosen, shape=op.result.tensor.shape)
-        stands[op.result] = chosen
-    block = Block(main.params, tuple(builder.ops))
-    return main.with_body(block.with_ops(live_ops(block)))
+        """@main where the conditions are what `form` says; values that both have are the same objects."""
+        return decided(self.module.main, dict(zip(self.conditions, form, strict=True)))

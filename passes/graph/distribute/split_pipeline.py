@@ -14,6 +14,7 @@ from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.graph.distribute.pipeline.cuts import StageLimits, best_cuts, checked_cuts
 from tilewright.passes.graph.distribute.pipeline.micro_batches import micro_batches_of, row_of
 from tilewright.passes.graph.distribute.pipeline.schedule import StageBuilder
+from tilewright.passes.graph.distribute.pipeline.step_stages import split_step
 from tilewright.passes.graph.distribute.sharding.options import (
     check_rank,
     memory_limits,
@@ -21,7 +22,6 @@ from tilewright.passes.graph.distribute.sharding.options import (
     speeds_of,
 )
 from tilewright.passes.graph.distribute.sharding.program import with_main
-from tilewright.passes.graph.distribute.state import refuse_state
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -40,6 +40,7 @@ def split_pipeline(
     balance: Literal["seconds", "flops"] = "seconds",
     tflops: float = 20.0,
     link_gbs: float = 100.0,
+    order: Literal["1f1b", "gpipe"] = "1f1b",
 ) -> Module:
     """Rank `rank` of `devices` does stage `rank`: ops in a row, of which the slowest stage is fast as can be.
 
@@ -51,11 +52,16 @@ def split_pipeline(
     costs: seconds of the ops counted. By default the larger of operations / `tflops` and bytes / (one tenth
       of that), of one micro-batch; `balance=flops` leaves the bytes out. A byte arrives in 1 / `link_gbs` ns.
 
+    A training step (a module with state) is cut by its forward pass: each rank has the state of its layers,
+    their backward pass and their updates. micro_batches are then runs of the step, which one run of the
+    divided step does (a step that accumulates so many gradients updates once): inputs are those of all runs,
+    joined along dimension 0. Cuts and costs count the ops that the loss depends on.
+    order: of the micro-batches of a step: 1f1b keeps values of few of them, gpipe of all.
+
     rewrite: %y = graph.relu(graph.dense(%x, w))
         -->  %a = graph.recv(source = 0); %y = graph.relu(%a); graph.send(%y, to = 0)     on rank 1 of 2
     """
     check_rank(devices, rank)
-    refuse_state(module, "split-pipeline")
     if micro_batches < 1:
         raise InputError(f"option 'micro_batches' expects at least 1, got {micro_batches}")
     if not (tflops > 0 and link_gbs > 0):
@@ -68,6 +74,8 @@ def split_pipeline(
     )
     if devices == 1:
         return module
+    if module.main.updates:
+        return split_step(module, devices, rank, micro_batches, cuts, costs, order, rates, limits)
     pool = ConstantPool(module.constants)
     batches = micro_batches_of(module, micro_batches, axis, pool)
     row = row_of(batches[0], module.main, costs, rates)

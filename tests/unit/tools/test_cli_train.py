@@ -186,7 +186,7 @@ def test_another_batch_is_an_option(data, capsys):
     [
         (["--loss", "mse"], "expected examples of shape [3] for 'targets'"),
         (["--loss", "hinge"], "--loss: invalid choice"),
-        (["--resume"], "--resume: expected --checkpoint with this option"),
+        (["--resume"], "--resume: expected --checkpoint or --weights-folder with this option"),
         (["--resume", "--checkpoint", "absent.safetensors"], "no such file to resume from"),
         (["--checkpoint", "/no/such/c.safetensors"], "/no/such: no such folder to write to"),
         (["--momentum", "0.5"], "--momentum: expected --optimizer sgd or --optimizer rmsprop"),
