@@ -19,7 +19,7 @@ from tilewright.tools.arguments.printing import exit_code_of, one_line_warnings
 
 #: each has a module of its name in `tilewright.tools.arguments`, with a function add_NAME
 COMMANDS = (
-    "compile", "run", "train", "tune", "db", "explain", "report", "streams", "bench", "calibrate",
+    "compile", "run", "train", "tune", "db", "explain", "report", "sweep", "streams", "bench", "calibrate",
     "partition", "cluster",
 )  # fmt: skip
 

@@ -119,7 +119,8 @@ def movement_rows(
     launches: dict[tuple[str, str], int] = {}
     for op in thread.main.body.ops:
         if op.name == "tensor.call" and isinstance(ref := op["callee"], Ref):
-            at = (ref.name, part_of(op.loc or next(iter(by_name[ref.name].origins), "")))
+            place = op.loc or next(iter(by_name[ref.name].origins), "")
+            at = (ref.name, part_of(place) if ref.name in definitions else STATE)
             launches[at] = launches.get(at, 0) + 1
     return tuple(
         movement_row(definitions.get(name), code.get(name), by_name[name], hardware, calls=calls, part=part)
@@ -128,11 +129,9 @@ def movement_rows(
 
 
 def part_of(location: str) -> str:
-    """The part of a training step that a location is in: backward ops' end in a prime, copies have none."""
+    """The part of a training step that a location is in: those of backward ops end in a prime."""
     if location in (LOSS, OPTIMIZER):
         return location
-    if not location:
-        return STATE
     return BACKWARD if location.endswith("'") else FORWARD
 
 

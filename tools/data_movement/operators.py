@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.ir import InputError, Module, Op
 from tilewright.ir.facts import WorkClass
-from tilewright.ir.nodes import Value
+from tilewright.ir.nodes import Func, Value
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.work.operator_work import OperatorWork, operator_work
 from tilewright.passes.framework.pipeline import Pipeline
@@ -37,15 +37,8 @@ def operators_of(module: Module, groups: Mapping[str, Sequence[str]] | None = No
     groups: operators to be fused, by the name of the whole; others stay as they are. What one of a group
     writes and only others of it read is moved by none. Raises InputError for names that are not there.
     """
-    main = run_pipeline(_located(module), _LOWERING, PassContext()).main
-    whole = {part: name for name, parts in (groups or {}).items() for part in parts}
-    members: dict[str, list[Op]] = {}
-    for op in main.body.ops[:-1]:
-        if op.name != "tensor.constant":
-            name = _name(op.loc)
-            members.setdefault(whole.get(name, name), []).append(op)
-    if unknown := sorted(set(whole) - {_name(op.loc) for op in main.body.ops}):
-        raise InputError(f"expected operators of @{module.name} in groups, got '{unknown[0]}'")
+    main = lowered_operators(module)
+    members = grouped(main, groups)
     readers: dict[Value, set[str]] = {}
     for name, ops in members.items():
         for v in (v for op in ops for v in op.operands):
@@ -59,11 +52,35 @@ def operators_of(module: Module, groups: Mapping[str, Sequence[str]] | None = No
     return tuple(out)
 
 
-def _located(module: Module) -> Module:
-    """The module whose ops without a location have one of their own, so that they are operators."""
+def lowered_operators(module: Module, *, each: bool = False) -> Func:
+    """@main of a graph-level module at the tensor level, with nothing fused; every op has a location.
+
+    each: every graph op has a location of its own, so that it is an operator.
+    """
+    return run_pipeline(_located(module, each=each), _LOWERING, PassContext()).main
+
+
+def grouped(main: Func, groups: Mapping[str, Sequence[str]] | None = None) -> dict[str, list[Op]]:
+    """The ops of each operator, or of each group of operators, in program order.
+
+    Raises InputError for names of operators that are not there.
+    """
+    whole = {part: name for name, parts in (groups or {}).items() for part in parts}
+    members: dict[str, list[Op]] = {}
+    for op in main.body.ops[:-1]:
+        if op.name != "tensor.constant":
+            name = _name(op.loc)
+            members.setdefault(whole.get(name, name), []).append(op)
+    if unknown := sorted(set(whole) - {_name(op.loc) for op in main.body.ops}):
+        raise InputError(f"expected operators of the network in groups, got '{unknown[0]}'")
+    return members
+
+
+def _located(module: Module, *, each: bool) -> Module:
+    """The module whose ops without a location, or all of them, have one of their own."""
     main = module.main
     ops = tuple(
-        op if op.loc else replace(op, loc=f"{op.name.partition('.')[2]} #{i}")
+        op if op.loc and not each else replace(op, loc=f"{op.name.partition('.')[2]} #{i}")
         for i, op in enumerate(main.body.ops)
     )
     return module.with_funcs(

@@ -235,6 +235,7 @@ ONE_PER_SUBJECT = {
     "passes/graph/gradients/rules": "family of ops",
     "passes/graph": "pass",
     "passes/tensor": "pass",
+    "tools/arguments": "command",
 }
 
 

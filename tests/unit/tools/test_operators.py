@@ -89,7 +89,7 @@ def test_the_twelve_kernels_move_less_than_the_operators():
     )
     assert sum(o.work.flops for o in fused) == sum(o.work.flops for o in operators_of(dataflow))
     assert after < before
-    with pytest.raises(InputError, match="expected operators of @encoder_dataflow in groups, got 'nothing'"):
+    with pytest.raises(InputError, match="expected operators of the network in groups, got 'nothing'"):
         operators_of(dataflow, {"a": ("nothing",)})
 
 
