@@ -86,10 +86,10 @@ def likely_matrix(
     """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
     space, bounds, estimates = _evaluate(problem, hardware)
     chosen: list[ParameterChoice[MatrixParameters]] = []
-    seen: set[tuple[int, int, Warps, str, int, int, int, int]] = set()
+    seen: set[tuple[int, int, Warps, str, int, int, int, int, int]] = set()
     for i in (best_point(problem, space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
-        kind = (p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster, p.parts)
+        kind = (p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster, p.parts, p.resident)
         if kind not in seen:
             seen.add(kind)
             chosen.append(ParameterChoice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
@@ -127,7 +127,19 @@ def matrix_points(
     legal: IntArray = np.flatnonzero((bounds.ub > 0) & np.isfinite(estimates))
     s, cold, estimates = space.take(legal), bounds.take(legal), estimates[legal]
     warm = matrix_bound(problem, s, hardware, replace(MEASURED_LOOP, streamed_bytes=streamed_bytes))
-    kinds = (s.m, s.n, s.warps_m, s.warps_n, s.warps_k, s.groups, s.copiers, s.teams, s.cluster, s.parts)
+    kinds = (
+        s.m,
+        s.n,
+        s.warps_m,
+        s.warps_n,
+        s.warps_k,
+        s.groups,
+        s.copiers,
+        s.teams,
+        s.cluster,
+        s.parts,
+        s.resident,
+    )
     likeliest = best_point(problem, s, cold, estimates) if len(s) else -1
     return EnginePoints("tensor cores", problem, s, cold, warm.seconds, estimates, kinds, likeliest)
 

@@ -59,7 +59,8 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     # A multiprocessor has one block by roles, whose copies are always on their way; but what it reads and
     # writes beside them waits for memory, as far as the L2 does not hold it.
     beyond = max(0.0, 1.0 - hardware.l2_bytes / max(1.0, problem.compulsory_bytes))
-    alone = np.where(space.by_roles, fit.exposed_alone_share * beyond, fit.exposed_alone_share / resident)
+    exposed = fit.exposed_alone_share * beyond / space.resident
+    alone = np.where(space.by_roles, exposed, fit.exposed_alone_share / resident)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
     seconds = hardware.contract.launch_s + longest + (fit.exposed_share + alone) * shorter
     return np.asarray(np.where(fits > 0, seconds, np.inf))
@@ -103,7 +104,7 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     A chunk takes the maximum cycle ratio of the ring (`costmodel.kernels.cycle_ratio`): tensor cores, shared
     memory, the path of copies, or the way from a slot's release to the next over as many chunks as slots.
     One team's results follow its loop; those of two are written while the other one multiplies, which they
-    slow down by a share of their own cycles.
+    slow down by a share of their own cycles. So it is of several blocks of a multiprocessor.
     """
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
@@ -133,7 +134,15 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     )
     beside = loop + fit.role_beside_share * results
     by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
-    return np.asarray(fit.fetch_clk + np.where(space.teams > 1, by_turns, alone))
+    # Blocks of one multiprocessor take turns as teams do, and share the path of copies and the ports.
+    each = chunks_of(problem, space) * np.maximum.reduce(
+        [multiply * late, around, (port + fetch) / space.resident]
+    )
+    per_sm = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1)) * space.resident
+    several = np.maximum(per_sm * beside, (each + results) * per_sm / space.resident) + results
+    several = several + fit.block_clk
+    found = np.where(space.teams > 1, by_turns, np.where(space.resident > 1, several, alone))
+    return np.asarray(fit.fetch_clk + found)
 
 
 def _epilogue_clk(

@@ -58,7 +58,8 @@ class MatrixParameters(AttrRecord):
     for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy;
     stores: the same of results, which it writes. cluster: blocks whose tiles lie one after the other along m;
     each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
-    multiplies as many of its chunks, and finishes a part of its results.
+    multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
+    multiprocessor, among which its registers are divided.
     """
 
     block: MatrixTile
@@ -75,6 +76,7 @@ class MatrixParameters(AttrRecord):
     cluster: int = 1
     stores: Literal["threads", "engine"] = "threads"
     parts: int = 1
+    resident: int = 1
 
     @property
     def team_warps(self) -> int:
@@ -130,6 +132,8 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
             )
+        elif self.resident > 1:
+            raise InputError("expected a number of resident blocks with a role that copies")
 
     def _check_parts(self, view: MatrixView) -> None:
         chunks = max(1, view.size(view.taps)) * -(-view.sizes[view.channel] // self.block.k)

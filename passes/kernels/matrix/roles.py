@@ -144,7 +144,8 @@ class _RoleMatrix:
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
                 with w.role(name, plan.team_warps, others):
                     self._multiply(pieces, ring, orders, stage, team)
-        return w.finish()
+        func = w.finish()
+        return func.with_attrs(resident=plan.resident) if plan.resident > 1 else func
 
     def _order(self, team: int) -> Value | None:
         """The channel by which a team hands the turn on; none where no tile follows one of its own."""
@@ -177,7 +178,7 @@ class _RoleMatrix:
     def _registers(self, by_engine: bool) -> tuple[int, int]:
         """Registers of a thread that copies, and of one that multiplies: all that is left."""
         plan = self.plan
-        share = REGISTERS_PER_SM // plan.threads // REGISTER_UNIT * REGISTER_UNIT
+        share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
         if share >= MOST_REGISTERS:
             return 0, 0
         copiers, others = WARP * plan.copiers, plan.threads - WARP * plan.copiers

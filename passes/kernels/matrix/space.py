@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.costmodel.kernels.geometry import ceil_div
+from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.errors import InputError
 from tilewright.ir.float_pieces import PIECES
@@ -66,6 +66,8 @@ ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
 #: sums of a thread by roles at least, those of three warpgroups that share a tile, and tiles per so many
 #: multiprocessors
 LEAST_ROLE_SUMS, LEAST_SUMS_OF_THREE = 64, 48
+#: those of several blocks of a multiprocessor at least; registers of a thread that hands boxes to the engine
+LEAST_RESIDENT_SUMS, COPIER_REGISTERS = 32, 40
 #: the most of three, for which the block has fewer registers
 MOST_SUMS_OF_THREE = 96
 LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
@@ -96,8 +98,10 @@ _GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
 #: warps of a team and teams: two warpgroups together, or each with tiles of its own
 _ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2), ((12, 1, 1), 1))
 _STAGES = (2, 3, 4, 5)
-#: where the warps that copy stand in what describes how warps share a tile
-_COPIERS_AT = 4
+#: where the warps that copy stand in what describes how warps share a tile, and the parts
+_COPIERS_AT, _PARTS_AT = 4, 8
+#: blocks by roles of a multiprocessor where there are several, and the warps of each that multiply
+_RESIDENT, _RESIDENT_WARPS = (2, 3), (4, 1, 1)
 #: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same
 _ROLE_PARTS, _SHARING_ROLES = (2, 3, 4, 5, 6, 7, 8), ((8, 1, 1), (4, 1, 1))
 _SHARED_SIZES = (16, 32, 64, 128)
@@ -189,8 +193,8 @@ class MatrixProblem:
 class MatrixSpace:
     """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
 
-    copiers, teams, blocks, cluster, parts: as in the parameters; with copiers the copy engine brings both
-    factors.
+    copiers, teams, blocks, cluster, parts, resident: as in the parameters; with copiers the copy engine
+    brings both factors.
     """
 
     m: IntArray
@@ -206,6 +210,7 @@ class MatrixSpace:
     blocks: IntArray
     cluster: IntArray
     parts: IntArray
+    resident: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -248,6 +253,7 @@ class MatrixSpace:
             transport="engine" if copiers else "threads",
             cluster=names["cluster"],
             parts=names["parts"],
+            resident=names["resident"],
         )
 
     def named(self, index: int) -> dict[str, int]:
@@ -267,7 +273,7 @@ def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     rows = [
         (
             *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
-            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts),
+            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident),
         )
         for p in parameters
     ]
@@ -280,17 +286,20 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     Raises InputError where nothing does.
     """
     shares = _may_share(problem, hardware)
-    ways = [(*warps, 0, 0, 1, 0, 1, 1) for warps in _WARPS] if not problem.stored else []
+    ways = [(*warps, 0, 0, 1, 0, 1, 1, 1) for warps in _WARPS] if not problem.stored else []
     if shares and not problem.stored:
-        ways += [(*warps, 0, 0, 1, 0, 1, parts) for warps in _SHARING_WARPS for parts in _PARTS]
+        ways += [(*warps, 0, 0, 1, 0, 1, parts, 1) for warps in _SHARING_WARPS for parts in _PARTS]
     if takes_groups(problem, hardware) and not problem.stored:
-        ways += [(*warps, 1, 0, 1, 0, 1, 1) for warps in _GROUP_WARPS]
+        ways += [(*warps, 1, 0, 1, 0, 1, 1, 1) for warps in _GROUP_WARPS]
     if takes_roles(problem, hardware):
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
-        ways += [(*warps, 1, ROLE_COPIERS, teams, hardware.sm_count, 1, 1) for warps, teams in _ROLE_WARPS]
+        sms = hardware.sm_count
+        ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in _ROLE_WARPS]
+        if not problem.stored:
+            ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
         if shares:
             sharing = [(warps, parts) for warps in _SHARING_ROLES for parts in _ROLE_PARTS]
-            ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts) for warps, parts in sharing]
+            ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts, 1) for warps, parts in sharing]
     if not ways:
         raise InputError(f"no implementation parameters of {problem} fit")
     role_k = GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes
@@ -303,7 +312,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     }
     parts = []
     for kind, sizes in kinds.items():
-        chosen = [i for i, way in enumerate(ways) if (way[_COPIERS_AT] > 0, way[-1] > 1) == kind]
+        chosen = [i for i, way in enumerate(ways) if (way[_COPIERS_AT] > 0, way[_PARTS_AT] > 1) == kind]
         if chosen:
             parts.append(_all_points((*sizes, chosen, _STAGES)))
     points = np.concatenate(parts, axis=1)
@@ -388,6 +397,15 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     tiles_m = ceil_div(problem.m, space.m)
     three = space.team_warps > 2 * WARPGROUP_WARPS
     least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
+    least = np.where(space.resident > 1, LEAST_RESIDENT_SUMS, least)
+    left = (registers * threads - COPIER_REGISTERS * WARP * space.copiers) // (WARP * space.multiplying_warps)
+    beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS
+    together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
+    # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
+    # has at launch.
+    beside_one = space.n // space.warps_n // 2 + OTHER_REGISTERS
+    fits = (beside <= left) & (beside_one <= registers) & (together >= space.resident)
+    found &= (space.resident == 1) | fits
     found &= ~(space.by_roles & three) | (sums <= MOST_SUMS_OF_THREE * WARP * space.team_warps)
     found &= ~space.by_roles | (
         (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
@@ -429,7 +447,7 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
             narrow = extent * space.k // (copy * WARP * space.warps)
             fragments = fragments + np.where(space.groups > 0, narrow, 0)
     # Roles share what the block has at launch, which is all of a multiprocessor's.
-    share = REGISTERS_PER_SM // (WARP * space.warps) // REGISTER_UNIT * REGISTER_UNIT
+    share = REGISTERS_PER_SM // (space.resident * WARP * space.warps) // REGISTER_UNIT * REGISTER_UNIT
     found = np.where(space.by_roles, np.minimum(share, MOST_ROLE_REGISTERS), sums + fragments + other + ahead)
     return np.asarray(found, dtype=np.int64)
 
@@ -484,8 +502,9 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 
 def in_whole_waves(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
-    """Return whether tiles by roles have extents that exist for the sake of their number alone."""
+    """Return whether tiles by roles have extents, or blocks, that exist for the sake of their number."""
     three = space.team_warps > 2 * WARPGROUP_WARPS
+    three = three | (space.resident > 1)
     return np.asarray(space.by_roles & (three | ~np.isin(space.n, _STORED_N if problem.stored else _N)))
 
 

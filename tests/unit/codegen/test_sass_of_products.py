@@ -21,6 +21,12 @@ KERNELS = {
     "128x144 in columns": (gemm("bf16", 768, 3072, 8192, "cm", "cn"), (128, 144, 64, 8, 1, 5), STAYS),
     "three warpgroups": (gemm("bf16", 3072, 768, 8192, "cm", "cn"), (192, 96, 64, 12, 1, 3), STAYS),
     "windows": (convolution("f16", 64, (28, 28), 128, 128, 3, 1, "NHWC"), (128, 128, 64, 8, 1, 5), STAYS),
+    "three blocks": (
+        convolution("f16", 64, (56, 56), 64, 256, 1, 1, "NHWC"),
+        (128, 64, 64, 4, 1, 2),
+        {"blocks": 396, "resident": 3},
+    ),
+    "two blocks": (gemm("f16", 50176, 512, 256), (128, 128, 64, 4, 1, 3), {"blocks": 264, "resident": 2}),
     "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
     "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
 }
