@@ -47,6 +47,7 @@ GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors, regula
 #: tensor ops to kernels with chosen parameters
 TENSOR = Pipeline.parse("""
 update-rows,
+look-up-sums,
 sort-scatters,
 chunk-scans,
 split-reductions,

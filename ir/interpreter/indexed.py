@@ -188,26 +188,50 @@ def _update_rows(
     others: Sequence[np.ndarray],
     env: Axes,
 ) -> None:
-    """Change the rows of the tables of one group, all chains step by step together."""
+    """Change the rows of the tables of one group."""
     assert op.body is not None
     row, earlier, following = links
     kind = op.body.params[len(tables)].type
     assert isinstance(kind, ScalarType)
     updates = updates.astype(numpy_dtype(kind.dtype))
-    places = np.flatnonzero((earlier == 0) & (row >= 0) & (row < len(tables[0])))
-    rows, alive = row[places], np.arange(len(places))
-    total = np.full((len(places), *updates.shape[1:]), op["start"], updates.dtype)
+    begin = np.flatnonzero((earlier == 0) & (row >= 0) & (row < len(tables[0])))
+    if op["combine"]:
+        totals = _totals(op, updates, begin, following)
+        _change_rows(op, tables, row[begin], totals, others, env)
+        return
+    for alive, places in _steps(begin, following):
+        _change_rows(op, tables, row[begin[alive]], updates[places], others, env)
+
+
+def _steps(begin: np.ndarray, following: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Step by step which chains still go on, and at which place each of them is."""
+    alive, places = np.arange(len(begin)), begin
     while len(places):
-        here = updates[places]
-        if op["combine"]:
-            total[alive] = UFUNCS[f"scalar.{op['combine']}"](total[alive], here)
-        else:
-            _change_rows(op, tables, rows[alive], here, others, env)
+        yield alive, places
         later = following[places]
-        going = (later > places) & (later < len(updates))
+        going = (later > places) & (later < len(following))
         alive, places = alive[going], later[going]
-    if op["combine"] and len(rows):
-        _change_rows(op, tables, rows, total, others, env)
+
+
+def _totals(op: Op, updates: np.ndarray, begin: np.ndarray, following: np.ndarray) -> np.ndarray:
+    """What the updates of each chain give together."""
+    totals = np.full((len(begin), *updates.shape[1:]), op["start"], updates.dtype)
+    for alive, places in _steps(begin, following):
+        totals[alive] = UFUNCS[f"scalar.{op['combine']}"](totals[alive], updates[places])
+    return totals
+
+
+def evaluate_join_updates(op: Op, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The totals of chains at the places of their first updates."""
+    *updates, flags, places = operands
+    out = []
+    for given, earlier, following, result in zip(updates, flags, places, op.results, strict=True):
+        own = given.astype(numpy_dtype(result.tensor.dtype))
+        begin = np.flatnonzero(earlier == 0)
+        full = np.full(own.shape, op["start"], own.dtype)
+        full[begin] = _totals(op, own, begin, following.astype(np.int64))
+        out.append(full)
+    return out
 
 
 def _change_rows(
@@ -219,6 +243,8 @@ def _change_rows(
     env: Axes,
 ) -> None:
     assert op.body is not None
+    if not len(rows):
+        return
     new = run_body(op.body, [*(t[rows] for t in tables), totals, *others], env)
     for table, value in zip(tables, new, strict=True):
         table[rows] = value

@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.ir.errors import InputError, UnsupportedError, WorkError
 from tilewright.ir.interpreter.indexed import (
     evaluate_gather,
+    evaluate_join_updates,
     evaluate_scan,
     evaluate_scatter,
     evaluate_update_rows,
@@ -119,6 +120,8 @@ def _evaluate(module: Module, op: Op, operands: list[np.ndarray]) -> Sequence[np
         return [evaluate_scatter(op, operands)]
     if op.name == "tensor.update_rows":
         return evaluate_update_rows(op, operands)
+    if op.name == "tensor.join_updates":
+        return evaluate_join_updates(op, operands)
     definition = op_def(op.name)
     if "communicate" in definition.effects:
         raise UnsupportedError(

@@ -11,7 +11,7 @@ from tilewright.ir.facts import WorkClass
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import AttrDef, define
 from tilewright.ir.tensor.ops import SHAPED, dims, reads, verify_reads, verify_scalar_body
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import TensorType, Type
 
 #: scalar ops that may join the updates of one row
 COMBINING = frozenset({"scalar.add", "scalar.mul", "scalar.min", "scalar.max"})
@@ -217,4 +217,42 @@ define(
     verify=_verify_update_rows,
     body=True,
     work=WorkClass.ELEMENTWISE,
+)
+
+
+def _extents(t: Type) -> tuple[int, ...] | None:
+    return t.shape if isinstance(t, TensorType) else None
+
+
+def _verify_join_updates(op: Op) -> Sequence[str]:
+    par, groups = dims(op, "par"), len(op.results)
+    if not par or not groups or len(op.operands) != groups + 2:
+        return ["expected updates for each result, flags and places"]
+    shape = tuple(par.values())
+    *updates, flags, places = (v.type for v in op.operands)
+    links = TensorType("i32", (groups, shape[0]))
+    faults = [f"expected updates of the shape {shape}, got {t}" for t in updates if _extents(t) != shape]
+    faults += [f"expected flags and places of type {links}, got {t}" for t in (flags, places) if t != links]
+    if any(_extents(r.type) != shape for r in op.results) or len({r.type.dtype for r in op.results}) != 1:
+        faults.append(f"expected results of one dtype and the shape {shape}")
+    if f"scalar.{op['combine']}" not in COMBINING:
+        faults.append(f"expected combine {', '.join(sorted(COMBINING))}, got '{op['combine']}'")
+    return faults
+
+
+define(
+    "tensor.join_updates",
+    ("operands*",),
+    "For groups of updates what all updates of a chain give together; operands: the updates of each group, "
+    "arrays [groups, updates] of flags and next places (see tensor.update_rows). Where the flag of update u "
+    "of `par` = (u, the dimensions of a row) is 0, the updates of the chain that begins there are joined to "
+    "`start` in order; elsewhere the result is `start`.",
+    attrs={
+        "par": SHAPED["par"],
+        "reads": AttrDef("accesses", (), "none: all operands are read by place of update"),
+        "combine": AttrDef("str", "add", "add, mul, min or max"),
+        "start": AttrDef("number", 0.0, "what a total begins with"),
+    },
+    results=None,
+    verify=_verify_join_updates,
 )

@@ -67,7 +67,9 @@ def update_rows(module: Module, ctx: PassContext) -> Module:
     main = module.main
     if main.level is not Level.TENSOR or not main.updates:
         return module
-    found = _Search(main, ConstantPool(module.constants), ctx.hardware or load_hardware(ctx.target)).found()
+    found = StateUpdates(
+        main, ConstantPool(module.constants), ctx.hardware or load_hardware(ctx.target)
+    ).found()
     if not found:
         return module
     new = _rewritten(main, found)
@@ -90,7 +92,7 @@ class _RowUpdate:
     body: Block
 
 
-class _Search:
+class StateUpdates:
     """Updates of rows among the ops of @main."""
 
     def __init__(self, main: Func, pool: ConstantPool, hardware: Hardware) -> None:
@@ -108,7 +110,7 @@ class _Search:
     def found(self) -> list[_RowUpdate]:
         out = []
         for op in self.main.body.ops:
-            if op.name == "tensor.scatter" and _of_rows(op):
+            if op.name == "tensor.scatter" and of_rows(op):
                 update = self._overwriting(op) or self._of_sums(op)
                 if update is not None and self._pays(update):
                     out.append(update)
@@ -131,10 +133,10 @@ class _Search:
 
     def _of_sums(self, op: Op) -> _RowUpdate | None:
         """A scatter into equal numbers from which new state is computed, element by element."""
-        start, combine = self._uniform(op.operands[0]), _combiner(op)
+        start, combine = self.uniform(op.operands[0]), combiner(op)
         if start is None or not combine:
             return None
-        maps = self._maps_of(op)
+        maps = self.maps_of(op)
         if maps is None:
             return None
         inside = {op.result, *(r for m in maps for r in m.results)}
@@ -147,7 +149,7 @@ class _Search:
         body = _one_body(op, maps, state, others)
         return _RowUpdate(op, state, combine, start, list(others), body)
 
-    def _uniform(self, v: Value) -> float | None:
+    def uniform(self, v: Value) -> float | None:
         """The number that all elements of a value are; None where they differ or are not known."""
         op = self.producers.get(v)
         array = self.pool.array(op)
@@ -156,13 +158,13 @@ class _Search:
             return float(first[0]) if array.size and bool(np.all(array == first)) else None
         if op is None or op.name != "tensor.map" or op.body is None or any(f is not None for f in fills(op)):
             return None
-        numbers = [self._uniform(x) for x in op.operands]
+        numbers = [self.uniform(x) for x in op.operands]
         if any(n is None for n in numbers) or any(o.name == "scalar.index" for o in op.body.ops):
             return None
         known = yielded(op.body, [Number(n) for n in numbers if n is not None])[op.results.index(v)]
         return float(known.value) if isinstance(known, Number) else None
 
-    def _maps_of(self, scatter: Op) -> list[Op] | None:
+    def maps_of(self, scatter: Op) -> list[Op] | None:
         """All that depends on a scatter: maps over its elements that lead to new state; None otherwise."""
         shape, maps = scatter.result.tensor.shape, list[Op]()
         pending, seen = [scatter.result], {scatter.result}
@@ -213,7 +215,7 @@ class _Search:
         return out
 
 
-def _of_rows(op: Op) -> bool:
+def of_rows(op: Op) -> bool:
     """Whether an index names the first dimension of a scatter's target, and updates have all of a row."""
     s, shape = KeyedUpdates(op, Builder()), op.result.tensor.shape
     whole = all(s.par[p] == shape[d] for d, p in s.named.items())
@@ -222,7 +224,7 @@ def _of_rows(op: Op) -> bool:
     return s.rest == [0] and whole and shared and s.count > 0 and op.result.tensor.size > 0
 
 
-def _combiner(op: Op) -> str:
+def combiner(op: Op) -> str:
     """The op that joins updates to what is there, by its short name; empty where the body does more.
 
     The update may be cast before.
@@ -281,14 +283,14 @@ def _rewritten(main: Func, found: Sequence[_RowUpdate]) -> Func:
     """The function with its updates of rows at the end, where all that they read is computed."""
     b = Builder()
     new: dict[Value, Value] = {}
-    rows = _rows_named(b, found)
-    links: dict[tuple[Value, ...], tuple[Value, Value, Value]] = {}
+    rows = rows_named(b, [update.scatter for update in found])
+    known: dict[tuple[Value, ...], tuple[Value, Value, Value]] = {}
     for group in _alike(found):
         with b.at(group[0].scatter.loc):
-            keys = tuple(rows[update] for update in group)
-            if keys not in links:
-                links[keys] = _links(b, keys)
-            results = _emitted(b, group, links[keys])
+            keys = tuple(rows[update.scatter] for update in group)
+            if keys not in known:
+                known[keys] = links(b, keys)
+            results = _emitted(b, group, known[keys])
             new.update(zip((v for update in group for v in update.state.values()), results, strict=True))
     *ops, end = main.body.ops
     end = end.with_operands(tuple(new.get(v, v) for v in end.operands))
@@ -323,22 +325,21 @@ def _text(body: Block) -> str:
     return repr([[str(p.type) for p in body.params], lines])
 
 
-def _rows_named(b: Builder, found: Sequence[_RowUpdate]) -> dict[_RowUpdate, Value]:
-    """The rows that updates name, i32[updates]; one value for all that read them alike."""
+def rows_named(b: Builder, scatters: Sequence[Op]) -> dict[Op, Value]:
+    """The rows that the updates of scatters name, i32[updates]; one value for all that read them alike."""
     known: dict[str, Value] = {}
-    out: dict[_RowUpdate, Value] = {}
-    for update in found:
-        op = update.scatter
+    out: dict[Op, Value] = {}
+    for op in scatters:
         where = [str(x) for x in (dims(op, "par"), reads(op)[1:], op.exprs("at"), op.result.tensor.shape)]
         name = repr([*map(id, op.operands[2:]), *where])
         if name not in known:
             with b.at(op.loc):
                 known[name] = KeyedUpdates(op, b).keys()
-        out[update] = known[name]
+        out[op] = known[name]
     return out
 
 
-def _links(b: Builder, tables: Sequence[Value]) -> tuple[Value, Value, Value]:
+def links(b: Builder, tables: Sequence[Value]) -> tuple[Value, Value, Value]:
     """Rows of updates of several tables as one array, and both links of each update."""
     count = tables[0].tensor.size
     t = TensorType("i32", (len(tables), count))
@@ -371,12 +372,12 @@ def _links(b: Builder, tables: Sequence[Value]) -> tuple[Value, Value, Value]:
     return rows, flags, places
 
 
-def _emitted(b: Builder, group: Sequence[_RowUpdate], links: tuple[Value, Value, Value]) -> tuple[Value, ...]:
+def _emitted(b: Builder, group: Sequence[_RowUpdate], found: tuple[Value, Value, Value]) -> tuple[Value, ...]:
     first = group[0]
     s = KeyedUpdates(first.scatter, b)
     par = {_UPDATE: s.count, **{f"d{d}": s.par[p] for d, p in s.named.items()}}
     state = [v for update in group for v in update.state]
-    updates = [_lines(b, KeyedUpdates(update.scatter, b), par) for update in group]
+    updates = [lines(b, KeyedUpdates(update.scatter, b), par) for update in group]
     attrs: dict[str, Attr] = {
         "par": Pairs.of(par),
         "reads": tuple(at for _, at in first.others),
@@ -384,11 +385,11 @@ def _emitted(b: Builder, group: Sequence[_RowUpdate], links: tuple[Value, Value,
         "combine": first.combine,
         "start": first.start,
     }
-    operands = [*state, *updates, *links, *(v for v, _ in first.others)]
+    operands = [*state, *updates, *found, *(v for v, _ in first.others)]
     return b.emit("tensor.update_rows", operands, attrs, types=[v.type for v in state], body=first.body)
 
 
-def _lines(b: Builder, s: KeyedUpdates, par: Mapping[str, int]) -> Value:
+def lines(b: Builder, s: KeyedUpdates, par: Mapping[str, int]) -> Value:
     """The updates one after the other: [updates, row...]."""
     updates = s.op.operands[1]
     places = {**s.places(Sym(_UPDATE)), **{p: Sym(f"d{d}") for d, p in s.named.items()}}

@@ -22,7 +22,7 @@ def training_step(row: TrainingRow, module: Module, **options: Any) -> Module:
     rate = LEARNING_RATE[row.optimizer]
     optim = tw.optim
     optimizer = {
-        "sgd": lambda: optim.sgd(lr=rate, momentum=0.9),
+        "sgd": lambda: optim.sgd(lr=rate, momentum=row.momentum),
         "adam": lambda: optim.adam(lr=rate),
         "adamw": lambda: optim.adamw(lr=rate),
     }[row.optimizer]()

@@ -21,7 +21,7 @@ class TrainingRow:
     """One row. network: a network of the zoo with options, or of the folder of Relay networks.
 
     shapes: of inputs that differ from the file's. loss: `cross_entropy` with classes drawn at random, or
-    `bce` with a probability of 0 or 1 for each result. optimizer: `sgd` (momentum 0.9), `adam` or `adamw`.
+    `bce` with a probability of 0 or 1 for each result. optimizer: `sgd` (of this momentum), `adam`, `adamw`.
     """
 
     name: str
@@ -29,6 +29,7 @@ class TrainingRow:
     loss: str
     optimizer: str
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    momentum: float = 0.9
 
     def module(self, folder: Path) -> Module:
         """The network at its batch, ending in logits: a softmax at its end belongs to the loss."""
@@ -84,6 +85,8 @@ ROWS: Mapping[str, TrainingRow] = {
         TrainingRow("lstm_2x512_t64_b32", "zoo:lstm_classifier{batch=32}", "cross_entropy", "adam"),
         TrainingRow("dlrm_b256", "zoo:dlrm{batch=256}", "bce", "sgd"),
         TrainingRow("dlrm_b2048", "zoo:dlrm{batch=2048}", "bce", "sgd"),
+        TrainingRow("dlrm_plain_b256", "zoo:dlrm{batch=256}", "bce", "sgd", momentum=0.0),
+        TrainingRow("dlrm_plain_b2048", "zoo:dlrm{batch=2048}", "bce", "sgd", momentum=0.0),
     )
 }
 

@@ -48,7 +48,7 @@ def optimizer_of(torch: Any, row: TrainingRow, parameters: Any) -> Any:
     """The optimizer of a row, fused and capturable."""
     rate, optim = LEARNING_RATE[row.optimizer], torch.optim
     if row.optimizer == "sgd":
-        return optim.SGD(parameters, rate, momentum=0.9, fused=True)
+        return optim.SGD(parameters, rate, momentum=row.momentum, fused=True)
     kind = optim.AdamW if row.optimizer == "adamw" else optim.Adam
     return kind(parameters, rate, fused=True, capturable=True)
 

@@ -12,7 +12,11 @@ from tilewright.passes.kernels.ordered.lowering import (
     lower_scan,
     lower_scatter,
 )
-from tilewright.passes.kernels.ordered.row_updates import RowUpdateParameters, lower_row_updates
+from tilewright.passes.kernels.ordered.row_updates import (
+    RowUpdateParameters,
+    lower_joined_updates,
+    lower_row_updates,
+)
 from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.template import Choices, KernelTemplate
 
@@ -34,6 +38,19 @@ register_template(
         name="scatter",
         parameters=ScatterParameters,
         lower=lower_scatter,
+        contraction=None,
+        rounds_to=None,
+        joined=None,
+        neighbours={},
+        variants=None,
+    )
+)
+
+register_template(
+    KernelTemplate(
+        name="join_updates",
+        parameters=RowUpdateParameters,
+        lower=lower_joined_updates,
         contraction=None,
         rounds_to=None,
         joined=None,

@@ -117,7 +117,10 @@ class _Builder:
 
     def place(self, op: Op) -> None:
         updates = self.fuse and op in self.updating
-        host = self._update(op) if updates else self._host(op) if self.fuse else None
+        if updates:
+            host = self._update(op) if op.name == "tensor.map" else None
+        else:
+            host = self._host(op) if self.fuse else None
         if host is None and self.fuse and self.training:
             host = self._beside(op)
         if host is None:
@@ -447,18 +450,19 @@ def _made(g: KernelGroup) -> set[Value]:
 
 
 def _updating(func: Func, readers: Mapping[Value, Sequence[Op]]) -> set[Op]:
-    """The maps of more than one element whose results become state and are read on the way there only."""
+    """Maps and gathers of several elements whose results become state and are read on the way there only."""
     ops = func.body.ops
     state = {ops[-1].operands[r] for _, r in func.updates}
     results = [v for i, v in enumerate(ops[-1].operands) if i not in {r for _, r in func.updates}]
     out: set[Op] = set()
     for op in reversed(ops[:-1] if state else ()):
-        if op.name != "tensor.map" or len(op.results) != 1 or op.result.tensor.size == 1:
+        if op.name not in POINTWISE or len(op.results) != 1 or op.result.tensor.size == 1:
             continue
         if op.result in results:
             continue
         read_by = [x for x in readers.get(op.result, ()) if x is not ops[-1]]
-        if all(x in out for x in read_by) and (read_by or op.result in state):
+        # What a gather reads must be in memory: groups would wait for each other.
+        if all(x in out and x.name == "tensor.map" for x in read_by) and (read_by or op.result in state):
             out.add(op)
     return out
 

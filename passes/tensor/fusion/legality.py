@@ -21,7 +21,16 @@ MAX_SETS = 40_000
 #: ops of one kernel at most
 MAX_OPS = 24
 #: ops that run in an order of their own: nothing shares a kernel with them
-ORDERED = frozenset({"tensor.scan", "tensor.scatter", "tensor.update_rows", "tensor.recur", COMMUNICATE})
+ORDERED = frozenset(
+    {
+        "tensor.scan",
+        "tensor.scatter",
+        "tensor.update_rows",
+        "tensor.join_updates",
+        "tensor.recur",
+        COMMUNICATE,
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,6 @@ def test_curves_are_compared_after_smoothing():
 def test_unknown_rows_and_other_networks_are_refused(capsys):
     with pytest.raises(InputError, match=r"--train: unknown row 'resnet'; known: resnet50_b64, "):
         rows_of(["resnet"])
-    assert len(rows_of([])) == len(ROWS) == 12
+    assert len(rows_of([])) == len(ROWS) == 14
     assert main(["bench", "mlp", "--train", "dlrm_b256"]) == 2
     assert "--train: expected rows alone, which name their networks and batches" in capsys.readouterr().err
