@@ -199,8 +199,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
         facts["passes"] = own.facts()
     levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}
     artifact = Artifact(chosen.plan, constants, facts, levels, entries)
-    executable = executable_of(artifact, str(target), instances=request.instances)
-    return _with_network(executable, request, module)
+    return _with_network(executable_of(artifact, str(target), instances=request.instances), request, module)
 
 
 def _with_network(executable: Executable, request: CompileRequest, module: Module) -> Executable:

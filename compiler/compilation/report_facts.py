@@ -115,6 +115,9 @@ def _choice_text(facts: dict[str, Any]) -> str:
     gap = max(0.0, c["seconds"] - c["bound_s"]) / c["seconds"] if c["seconds"] else 0.0
     proof = "no choice is better" if gap <= TOLERANCE else f"another choice may be {100 * gap:.1f} % better"
     note = f"; {c['note']}" if "note" in c else ""
+    if "taken" in c:
+        whole = f"{1e6 * c['whole_s']:.1f} us as a whole program, the cut's {1e6 * c['cut_whole_s']:.1f}"
+        note += f"; {whole}" + (", so the cut's orders are taken" if c["taken"] == "cut" else "")
     count = f"{facts['reordered']} of {facts['values']}"
     return (
         f"layouts: {count} values in another order ({c['method']}, by {by}): "

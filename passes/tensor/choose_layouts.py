@@ -20,6 +20,7 @@ from tilewright.passes.tensor.layouts.axes import (
     rewritten,
 )
 from tilewright.passes.tensor.layouts.cost import LayoutCosts, has_matrix_units
+from tilewright.passes.tensor.layouts.pieces import program_s
 from tilewright.passes.tensor.layouts.selection import order_problem, selection_facts
 
 
@@ -77,9 +78,9 @@ def _by_cut(func: Func, ctx: PassContext, layout: str) -> Func:
     if layout == "auto" and not (has_matrix_units(func, ctx) or _on_cpu(func, ctx)):
         return func
     orders = channels_last_orders(func)
+    copies: dict[Value, Order] = {}
     if layout == "auto":
-        orders = _cheapest(func, orders, ctx)
-    copies = copied_orders(func, orders) if layout == "auto" and has_matrix_units(func, ctx) else {}
+        orders, copies = _cut_orders(func, orders, ctx)
     if not orders:
         return rewritten(func, copies) if copies else func
     facts = _counts(func, orders)
@@ -87,18 +88,37 @@ def _by_cut(func: Func, ctx: PassContext, layout: str) -> Func:
     return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=Pairs.of(facts))
 
 
+def _cut_orders(
+    func: Func, last: Mapping[Value, Order], ctx: PassContext
+) -> tuple[dict[Value, Order], dict[Value, Order]]:
+    """The orders of the least cut, and those of products that copies read."""
+    orders = _cheapest(func, last, ctx)
+    return orders, copied_orders(func, orders) if has_matrix_units(func, ctx) else {}
+
+
 def _by_selection(
     func: Func, constants: Constants, ctx: PassContext, method: Literal["exact", "sssp"]
 ) -> Func:
-    """The function in the orders that a selection over all its kernels chooses."""
+    """The function in the orders that a selection over all its kernels chooses.
+
+    Kernels of a piece alone need not be those of the whole program, so an exact choice is compared with the
+    cut's once more, both as whole programs; where the cut's takes less time, it is taken, and the facts say
+    so.
+    """
     hardware = ctx.hardware or load_hardware(ctx.target)
     problem = order_problem(func, constants, hardware, ctx)
     selection = problem.solved(method)
     orders = problem.chosen(selection)
     last = channels_last_orders(func)
+    choice = selection_facts(problem, selection, method)
+    if method == "exact":
+        cut = {v: order for part in _cut_orders(func, last, ctx) for v, order in part.items()}
+        whole_s, cut_s = (program_s(func, constants, o, hardware, ctx) for o in (orders, cut))
+        orders = cut if cut_s < whole_s else orders
+        choice |= {"whole_s": whole_s, "cut_whole_s": cut_s, "taken": "cut" if cut_s < whole_s else "exact"}
     facts = _counts(func, {v: order for v, order in orders.items() if order == last.get(v)})
     facts["conversions"] = tuple(op.loc or op.name for op in conversions(func, orders))
-    facts |= {"reordered": len(orders), "choice": selection_facts(problem, selection, method)}
+    facts |= {"reordered": len(orders), "choice": Pairs.of(choice)}
     return _with_weights_innermost(rewritten(func, orders)).with_attrs(layouts=Pairs.of(facts))
 
 

@@ -17,7 +17,9 @@ MOST_ORDERS = 8
 MOST_VIEWED = 4
 
 
-def usable_orders(func: Func, every: bool = False) -> dict[Value, tuple[Order, ...]]:
+def usable_orders(
+    func: Func, *, every: bool = False, boundary: bool = False
+) -> dict[Value, tuple[Order, ...]]:
     """Per value that may be stored in another order, its orders, the present one first.
 
     What families of kernels make use of is which dimension lies innermost (it is what vectors and
@@ -28,18 +30,20 @@ def usable_orders(func: Func, every: bool = False) -> dict[Value, tuple[Order, .
     Any other order gives each of these kernels the same innermost dimension as one of those, and no more
     dimensions to merge. every: all orders of the dimensions of more than one index, for tests of that.
 
-    Parameters, constants, results of the function and operands of ops without domain keep their order.
+    Operands of ops without domain keep their order, and so do parameters, constants and results of the
+    function unless their `boundary` may move too (to see what storing weights and state otherwise would
+    gain).
     """
-    fixed = {*func.params, *func.body.ops[-1].operands}
-    for op in func.body.ops:
-        if op.name not in STRUCTURED:
+    ends = {*func.params, *func.body.ops[-1].operands}
+    fixed = set() if boundary else set(ends)
+    for op in func.body.ops[:-1]:
+        if op.name == "tensor.constant":
+            ends.update(op.results)
+        elif op.name not in STRUCTURED:
             fixed |= {*op.operands, *op.results}
-    movable = [
-        v
-        for op in func.body.ops
-        for v in op.results
-        if v not in fixed and sum(n > 1 for n in v.tensor.shape) > 1
-    ]
+    fixed |= set() if boundary else ends
+    values = (*func.params, *(r for op in func.body.ops for r in op.results))
+    movable = [v for v in values if v not in fixed and sum(n > 1 for n in v.tensor.shape) > 1]
     if every:
         return {v: tuple(_deduplicated(v, permutations(range(v.tensor.rank)))) for v in movable}
     orders: dict[Value, dict[Order, None]] = {v: {tuple(range(v.tensor.rank)): None} for v in movable}

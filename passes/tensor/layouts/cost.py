@@ -185,9 +185,9 @@ def _named(at: tuple[Expr, ...]) -> set[str]:
 def scattered_s(kernel: Func, hardware: Hardware) -> float:
     """Seconds of accesses apart from each other that estimates of families do not see.
 
-    Those are results of products whose rows lie side by side, and what maps read along another dimension than
-    the one that their threads share: the sectors that come along with an element. On CPUs they are also
-    factors whose rows lie side by side.
+    Those are results of products whose rows lie side by side, windows that slide along the innermost
+    dimension, and what maps and windows read along another dimension than the one that their threads share:
+    the sectors that come along with an element. On CPUs they are also factors whose rows lie side by side.
     """
     costs = LayoutCosts({}, hardware)
     stored = set(kernel.body.ops[-1].operands)
@@ -197,7 +197,8 @@ def scattered_s(kernel: Func, hardware: Hardware) -> float:
             seconds += costs.result_s(op, None)
             if isinstance(hardware, CpuHardware):
                 seconds += sum(costs.operand_s(op, i, None, None) for i in range(len(op.operands)))
-        elif op.name == "tensor.map":
+        elif op.name in ("tensor.map", "tensor.window"):
+            seconds += costs.result_s(op, None)
             inner = _innermost(list(dims(op, "par")), dims(op, "par"))
             for v, at in zip(op.operands, reads(op), strict=True):
                 if v in kernel.params and _is_scattered(v, at, inner):

@@ -158,6 +158,19 @@ class PieceCosts:
         return sum(estimate_of(f) + scattered_s(f, self.hardware) for f in kernels)
 
 
+def program_s(
+    func: Func, constants: Constants, orders: Mapping[Value, Order], hardware: Hardware, ctx: PassContext
+) -> float:
+    """Seconds of all kernels of a flat program in these orders, cut and chosen within the whole program."""
+    quiet = replace(ctx, hardware=hardware, instruments=(), verify_each=False, reproducer_folder=None)
+    flat = quiet.estimator.inlined(Module("program", (rewritten(func, orders),), constants=constants), quiet)
+    try:
+        module = quiet.estimator.laid_out(flat, quiet, chains=True)
+    except (InputError, UnsupportedError):
+        return inf
+    return sum(estimate_of(f) + scattered_s(f, hardware) for f in module.funcs if f.name != "main")
+
+
 def _keeps_innermost(v: Value, order: Order) -> bool:
     wide = [axis for axis, n in enumerate(v.tensor.shape) if n > 1]
     return not wide or [axis for axis in order if axis in wide][-1] == wide[-1]

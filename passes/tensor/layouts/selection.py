@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.selection import Problem, Selection, Table, exact, settled, shortest_path
-from tilewright.ir import Attr, Constants, Func, Module, Pairs, Value
+from tilewright.ir import Attr, Constants, Func, Module, Value
 from tilewright.passes import PassContext
 from tilewright.passes.tensor.layouts.axes import Order
 from tilewright.passes.tensor.layouts.candidates import usable_orders
@@ -85,14 +85,16 @@ def order_problem(
     ctx: PassContext,
     *,
     every: bool = False,
+    boundary: bool = False,
 ) -> OrderProblem:
     """The problem of a flat tensor function: kernels as far as they are known, priced by their estimates.
 
-    every: compare all orders of the dimensions of each value (see `usable_orders`).
+    every, boundary: as of `usable_orders`; a program whose boundary moves is priced, never rewritten.
     """
     flat = ctx.estimator.inlined(Module("flat", (func,), constants=constants), ctx).main
-    known = {r for op in func.body.ops for r in op.results}
-    usable = {v: orders for v, orders in usable_orders(flat, every).items() if v in known}
+    known = {*func.params, *(r for op in func.body.ops for r in op.results)}
+    compared = usable_orders(flat, every=every, boundary=boundary)
+    usable = {v: orders for v, orders in compared.items() if v in known}
     pieces = pieces_of(flat, constants, ctx)
     costs = PieceCosts(hardware, ctx)
     shared = {v for piece in pieces for v in (*piece.inputs, *piece.results)}
@@ -116,7 +118,7 @@ def order_problem(
     )
 
 
-def selection_facts(orders: OrderProblem, selection: Selection, method: Method) -> Pairs:
+def selection_facts(orders: OrderProblem, selection: Selection, method: Method) -> dict[str, Attr]:
     """What reports say of a choice: by which method, what it costs, what proves it, and what did not go as
     asked.
 
@@ -140,7 +142,7 @@ def selection_facts(orders: OrderProblem, selection: Selection, method: Method) 
         facts |= {"width": selection.width, "largest_table": selection.largest}
     if selection.note:
         facts["note"] = selection.note
-    return Pairs.of(facts)
+    return facts
 
 
 def order_text(order: Sequence[int]) -> str:

@@ -1,5 +1,7 @@
 """Orders of values by selection: never worse than the cut or shortest paths, results stay, reports say it."""
 
+import importlib
+
 import numpy as np
 import pytest
 from layout_samples import BLOCKS
@@ -14,8 +16,10 @@ from tilewright.passes.estimation import ESTIMATOR
 from tilewright.passes.pipelines import official_stages
 from tilewright.passes.tensor.layouts.axes import channels_last_orders
 from tilewright.passes.tensor.layouts.candidates import usable_orders
+from tilewright.passes.tensor.layouts.cost import scattered_s
 from tilewright.passes.tensor.layouts.selection import order_problem
 
+choose_layouts = importlib.import_module("tilewright.passes.tensor.choose_layouts")
 H100 = resolve_target("cuda:sm_90a")
 CPU = resolve_target("opencl")
 
@@ -53,8 +57,8 @@ def lowered(block, target=H100, precision="fp16"):
     return run_pipeline(module, before.whole, ctx), ctx, list(net.inputs.values())
 
 
-def problem_of(module, ctx, every=False):
-    return order_problem(module.main, module.constants, ctx.hardware, ctx, every=every)
+def problem_of(module, ctx, **options):
+    return order_problem(module.main, module.constants, ctx.hardware, ctx, **options)
 
 
 def test_exact_is_no_worse_than_the_cut_and_the_shortest_path():
@@ -108,6 +112,46 @@ def test_a_network_in_chosen_orders_computes_the_same():
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_results_in_another_order_than_what_windows_read_have_a_price():
+    """The family of windows estimates bytes; the sectors that come along are seen beside it."""
+    text = """
+    module @net {
+      tensor.func @main(%x: f16[2, 9, 9, 16]) -> f16[PAR] {
+        %0 = tensor.window(%x, par = (NAMED), red = (r: 2, s: 2),
+                           reads = [[n, y + r, x + s, c]]) : f16[PAR] {
+          ^(%a: f16, %acc: f16)
+          %m = scalar.max(%a, %acc) : f16
+          scalar.yield(%m)
+        }
+        tensor.return(%0)
+      }
+    }
+    """
+    beside = "n: 2, y: 8, x: 8, c: 16"
+    apart = "n: 2, c: 16, y: 8, x: 8"
+    seconds = []
+    for named in (beside, apart):
+        shape = ", ".join(d.split(": ")[1] for d in named.split(", "))
+        kernel = tw.parse(text.replace("PAR", shape).replace("NAMED", named)).main
+        seconds.append(scattered_s(kernel, H100.hardware))
+    assert seconds[0] == 0.0 < seconds[1]
+
+
+def test_the_cut_is_taken_where_the_whole_program_takes_less_time_so(monkeypatch):
+    """Its pieces alone cannot say that the whole program becomes other kernels."""
+    module = tw.parse(ATTENTION)
+    ctx = PassContext(target=str(H100), hardware=H100.hardware)
+    monkeypatch.setattr(
+        choose_layouts, "program_s", lambda func, constants, orders, hardware, ctx: float(len(orders))
+    )
+    after = run_pipeline(module, Pipeline.parse("choose-layouts{method=exact}"), ctx)
+    facts = after.main["layouts"]
+    assert (facts["choice"]["taken"], facts["reordered"]) == ("cut", 0)
+    assert [op.result.type for op in after.main.body.ops[:-1]] == [
+        op.result.type for op in module.main.body.ops[:-1]
+    ]
+
+
 def test_the_choice_is_reported():
     module = tw.parse(ATTENTION)
     ctx = PassContext(target=str(H100), hardware=H100.hardware)
@@ -117,6 +161,11 @@ def test_the_choice_is_reported():
     text = layout_text(facts)
     assert "1 of 3 values in another order (exact, by elimination of width 0" in text
     assert "no choice is better" in text
+    choice = facts["choice"]
+    assert choice["whole_s"] <= choice["cut_whole_s"]
+    assert choice["taken"] == "exact"
+    worse = {**choice, "whole_s": 2 * choice["cut_whole_s"], "taken": "cut"}
+    assert "so the cut's orders are taken" in layout_text({**facts, "choice": worse})
     stopped = {**facts["choice"], "bound_s": 0.9 * facts["choice"]["seconds"], "note": "stopped"}
     assert "another choice may be 10.0 % better; stopped" in layout_text({**facts, "choice": stopped})
 
@@ -131,5 +180,6 @@ def test_parameters_and_results_have_no_other_order():
     main = module.main
     usable = usable_orders(main)
     assert not set(usable) & {*main.params, *main.body.ops[-1].operands}
+    assert set(main.params) <= set(usable_orders(main, boundary=True))
     assert all(orders[0] == tuple(range(v.tensor.rank)) for v, orders in usable.items())
     assert ESTIMATOR.inlined(module, PassContext()).main.body.ops[-1].operands == main.body.ops[-1].operands
