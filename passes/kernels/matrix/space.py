@@ -102,8 +102,9 @@ _STAGES = (2, 3, 4, 5)
 _COPIERS_AT, _PARTS_AT = 4, 8
 #: blocks by roles of a multiprocessor where there are several, and the warps of each that multiply
 _RESIDENT, _RESIDENT_WARPS = (2, 3), (4, 1, 1)
-#: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same
-_ROLE_PARTS, _SHARING_ROLES = (2, 3, 4, 5, 6, 7, 8), ((8, 1, 1), (4, 1, 1))
+#: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same. No
+#: cluster of another size than a power of two was launched on a device yet
+_ROLE_PARTS, _SHARING_ROLES = (2, 4, 8), ((8, 1, 1), (4, 1, 1))
 _SHARED_SIZES = (16, 32, 64, 128)
 _PARTS, _SHARING_WARPS = (2, 4, 8), ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 
