@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value
+from tilewright.ir import Block, Constants, Func, Level, Module, Op, UnsupportedError, Value
 from tilewright.ir.types import array_type
 from tilewright.passes.graph.distribute.pipeline.step_places import StepFlow, StepPlaces
 from tilewright.runtime.dtypes import DTYPES
@@ -81,7 +81,12 @@ class FormParts:
 
 
 def parts_of_form(module: Module, flow: StepFlow, places: StepPlaces) -> FormParts:
-    """Cut a form whose ops are placed. module: the step, for its constants."""
+    """Cut a form whose ops are placed. module: the step, for its constants.
+
+    Raises UnsupportedError for results of the caller that are made of state alone.
+    """
+    if any(v in flow.fixed or v in flow.new for v in flow.returned):
+        raise UnsupportedError("expected results that depend on the inputs", where=f"@{module.name}")
     return _Cutting(module, flow, places).parts()
 
 

@@ -368,3 +368,7 @@ def test_what_takes_no_state_says_so():
 
     with pytest.raises(UnsupportedError, match="expected a network without state; this one updates 'a'"):
         compile_network(MOMENTUM, "opencl", memory_cap="1GiB")
+    from tilewright import streaming
+
+    with pytest.raises(UnsupportedError, match="expected results that depend on the inputs"):
+        streaming.compile(MOMENTUM, "opencl", memory_cap="1GiB")
