@@ -23,6 +23,7 @@ from tilewright.ir.modules.divisions import divisions_of, with_divisions
 from tilewright.ir.nodes import INFERENCE
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.distribute.sharding.steps import MESSAGE_SECONDS
 from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.graph.fix_loss_scale import AUTO
 from tilewright.passes.graph.promote_parameters import promoted
@@ -32,6 +33,10 @@ from tilewright.running.rank_executable import DistributedExecutable, world
 from tilewright.running.rank_step import DIVISIONS, INPUTS, STATE, DistributedStep, rank_executable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
+#: the entry of the facts with seconds by the model, and its keys: of messages that may wait for others, and
+#: of those among them beside which nothing is computed
+MODELLED: Final = "modelled"
+_MODELLED = ("messages_s", "exposed_s")
 #: what each rank computes, by mode, and the pass that gives every rank its own module
 MODES: Final[Mapping[str, str]] = {
     "space": "split-space",
@@ -148,6 +153,7 @@ def whole_facts(module: Module, part: Module) -> dict[str, Any]:
     """What an executable of a part says of the whole step: its inputs and state, and how they are divided."""
     state = set(module.state_names)
     divided = divisions_of(part)
+    modelled: Any = part.get(MESSAGE_SECONDS)
     own = {
         p.hint: p for p in part.main.params if p.hint not in divided
     }  # pipelines take several runs at once
@@ -157,6 +163,7 @@ def whole_facts(module: Module, part: Module) -> dict[str, Any]:
         STATE: [row for row in rows if row[0] in state],
         INPUTS: [row for row in rows if row[0] not in state],
         DIVISIONS: [list(d.row) for d in divided.values()],
+        **({} if modelled is None else {MODELLED: dict(zip(_MODELLED, modelled, strict=True))}),
     }
 
 

@@ -62,6 +62,7 @@ class StepOptions:
     memory_budget: int | str | None = None
     seed: int = 0
     sparse: Sequence[str] = ()
+    batch_norm_groups: int = 1
 
     def check(self) -> None:
         """Raise InputError for values that make no sense."""
@@ -80,6 +81,8 @@ class StepOptions:
             memory_bytes(self.memory_budget, where=MEMORY_BUDGET)
         if self.unused not in ("error", "keep"):
             raise InputError(f"expected unused error or keep, got {self.unused!r}")
+        if type(self.batch_norm_groups) is not int or self.batch_norm_groups < 1:
+            raise InputError(f"expected 1 or more batch_norm_groups, got {self.batch_norm_groups!r}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 64:
             raise InputError(f"expected a seed of 0 to 2**64 - 1, got {self.seed!r}")
 
@@ -110,6 +113,7 @@ def train_step(
     memory_budget: int | str | None = None,
     seed: int = 0,
     sparse: Sequence[str] | str = (),
+    batch_norm_groups: int = 1,
 ) -> Module:
     """A module that trains a network: forward, loss, backward and optimizer, with what they change as state.
 
@@ -141,6 +145,8 @@ def train_step(
     seed: of random numbers.
     sparse: parameters, by name or pattern, of which runs read rows, as embeddings are: only rows that a run
         reads, and their slots, change. For sgd, adam and adagrad without momentum and weight decay.
+    batch_norm_groups: so many equal parts of the batch are standardised by batch norms each by itself, as
+        replicas of PyTorch's DistributedDataParallel do; running statistics follow the mean of theirs.
 
     Raises InputError or UnsupportedError naming the parameter, op or option.
     """
@@ -158,6 +164,7 @@ def train_step(
         memory_budget,
         seed,
         (sparse,) if isinstance(sparse, str) else tuple(sparse),
+        batch_norm_groups,
     )
     options.check()
     expect(module, Module, "a Module")
@@ -254,7 +261,8 @@ class _Step:
         names = self.network.parameters
         if self.options.trainable is not None:
             names = tuple(matching_constants(self.network, self.options.trainable))
-        mode = f"training-mode{{seed={self.options.seed}}}"
+        groups = self.options.batch_norm_groups
+        mode = f"training-mode{{seed={self.options.seed}, groups={groups}}}"
         pipeline = f"infer-shapes, decompose-octave, {mode}, form-group-norm, form-attention"
         network = self.network.with_attrs(parameters=names)
         module = run_pipeline(network, Pipeline.parse(pipeline), PassContext())

@@ -32,6 +32,8 @@ from thread_kernels import outputs, run_calls
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, Level, Module, equal, parse, show, verify, walk
 from tilewright.ir.interpreter.lockstep import interpret_ranks
+from tilewright.ir.interpreter.rank_steps import interpret_rank_steps
+from tilewright.ir.modules.divisions import divisions_of
 from tilewright.ir.modules.verifier import VerifyError
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -132,7 +134,20 @@ def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray
         run_pipeline(before, Pipeline.parse(_RANK.sub(f"rank={r}", text)), case.context) for r in range(ranks)
     ]
     assert any(show(m) == show(after) for m in modules), f"{case.path}: the pipeline is that of no rank"
+    if any(map(divisions_of, modules)):
+        return _step_pairs(before, modules, inputs, wanted)
     return [pair for got in interpret_ranks(modules, *inputs) for pair in zip(wanted, got, strict=True)]
+
+
+def _step_pairs(
+    before: Module, modules: Sequence[Module], inputs: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of ranks that hold state and inputs in parts: the results of each, and the state that they join to."""
+    names, updates = before.input_names, dict(before.main.updates)
+    ranks, state = interpret_rank_steps(modules, dict(zip(names, inputs, strict=True)), {})
+    own = [a for i, a in enumerate(wanted) if i not in updates.values()]
+    pairs = [pair for got in ranks for pair in zip(own, got, strict=True)]
+    return pairs + [(wanted[r], state[names[p]]) for p, r in updates.items()]
 
 
 def common(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:

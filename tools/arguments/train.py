@@ -76,6 +76,13 @@ def _add_optimization(p: CommandParser) -> None:
     p.add_argument(
         "--accumulate", type=whole(1, 10**6), default=1, metavar="K", help="update after every K batches"
     )
+    p.add_argument(
+        "--batch-norm-groups",
+        type=whole(1, 10**6),
+        default=1,
+        metavar="G",
+        help="batch norms standardise so many equal parts of the batch each by itself (default 1: all of it)",
+    )
 
 
 def _add_storage(p: CommandParser) -> None:

@@ -94,6 +94,7 @@ def train_here(a: argparse.Namespace, communicator: MpiCommunicator | None = Non
         trainable=trainable,
         clip_norm=a.clip_norm,
         accumulate=a.micro_batches or a.accumulate,
+        batch_norm_groups=a.batch_norm_groups,
         seed=a.seed,
     )
     if a.memory_cap is not None:
@@ -176,6 +177,7 @@ def _rank_rows(exe: Any, communicator: MpiCommunicator) -> list[dict[str, Any]]:
     own = {"rank": communicator.rank, "device": exe.device}
     own |= {k: report["distributed"][k] for k in ("communications", "bytes_communicated")}
     own |= {k: report[k] for k in ("state_bytes", "arena_bytes")}
+    own |= {k: report["distributed"][k] for k in ("modelled",) if k in report["distributed"]}
     return list(map(json.loads, communicator.gather_texts(json.dumps(own), doing="reporting")))
 
 
@@ -352,6 +354,12 @@ def _report(
             f"{r['bytes_communicated'] / 1e6:.3f} MB per step, "
             f"{r['state_bytes'] / 1e6:.3f} MB of state, {r['arena_bytes'] / 1e6:.3f} MB besides, "
             f"{r['device']}"
+        )
+    if ranks and "modelled" in ranks[0]:
+        taken, exposed = (1e3 * ranks[0]["modelled"][k] for k in ("messages_s", "exposed_s"))
+        print(
+            f"by the model, sums of gradients take {taken:.3f} ms, of which {exposed:.3f} ms come after the "
+            "backward pass"
         )
     for path in filter(None, (a.checkpoint, a.output, a.plot)):
         print(f"wrote {path}")

@@ -97,16 +97,28 @@ def messages(module):
     return Counter(op.name.removeprefix("graph.") for op in module.main.body.ops if op.name in MESSAGES)
 
 
-@pytest.mark.parametrize("name", STEPS)
+UNEQUAL = {"devices": 3, "speeds": "1,2,1"}
+IN_PARTS = {"devices": 2, "zero": 1, "min_bytes": 64}
+
+
 @pytest.mark.parametrize(
-    "options", [{"devices": 3, "speeds": "1,2,1"}, {"devices": 2, "zero": 1, "min_bytes": 64}]
+    ("name", "options"),
+    [
+        ("classifier", {**UNEQUAL, "devices": 4, "speeds": "1,0,2,4"}),
+        ("images", UNEQUAL),
+        ("text", UNEQUAL),
+        ("recommendation", UNEQUAL),
+        ("images", IN_PARTS),
+        ("recurrent", IN_PARTS),
+        ("text", {**IN_PARTS, "devices": 4}),
+    ],
 )
 def test_samples_over_ranks(name, options):
     modules = check(STEPS[name](), split_batch, **options)
     assert not (messages(modules[0])["reduce_scatter"] and not options.get("zero"))
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["images", "text", "recurrent"])
 def test_weights_over_ranks(name):
     modules = check(STEPS[name](), split_weights, 2, min_bytes=64)
     held = divisions_of(modules[0])
@@ -136,9 +148,12 @@ def test_messages_end_as_soon_as_any_consecutive_ones():
     schedule = scheduled(main, rates, link)
     ops = main.body.ops
     sums = [op for op in ops if op.name == "graph.all_reduce"]
-    made = {r: i for i, op in enumerate(ops) for r in op.results}
     begins = np.cumsum([0.0, *(0.0 if is_free(op) else rates.compute_s(op) for op in ops)])
-    ready = [made[op.operands[0]] for op in sums]
+    there = dict.fromkeys(main.params, -1)
+    for i, op in enumerate(ops):
+        last = max((there[v] for v in op.operands), default=-1)
+        there |= dict.fromkeys(op.results, last if is_free(op) or not op.operands else i)
+    ready = [there[op.operands[0]] for op in sums]
     order = sorted(range(len(sums)), key=lambda n: (ready[n], n))
 
     def end_of(cuts):
@@ -159,7 +174,8 @@ def test_messages_end_as_soon_as_any_consecutive_ones():
 
 
 def is_free(op):
-    return facts_of(op.name).elements in (Elements.MAPS, Elements.COMMUNICATES)
+    free = ("MAPS", "RESHAPES", "CUTS", "JOINS", "KEEPS", "COMMUNICATES")
+    return facts_of(op.name).elements in [Elements[name] for name in free]
 
 
 def test_optimizer_state_in_parts():
@@ -173,6 +189,34 @@ def test_optimizer_state_in_parts():
     assert [modules[r].constants[f"{large[0]}.m"].shape for r in range(2)] == [
         p.tensor.shape for m in modules for p in m.main.params if p.hint == f"{large[0]}.m"
     ]
+
+
+@pytest.mark.parametrize(("groups", "devices"), [(2, 2), (4, 2)])
+def test_replicas_with_moments_of_their_own(groups, devices):
+    """What one device does with so many groups, without a message for a norm; one message in all."""
+    network = zoo.build("digits{batch=8,width=2}")
+    step = tw.train_step(network, "cross_entropy", tw.optim.sgd(0.1), batch_norm_groups=groups)
+    modules = check(step, split_batch, devices)
+    assert messages(modules[0]) == {"all_reduce": 1}
+
+
+def test_groups_of_a_batch_norm_are_batches_of_their_own():
+    network = zoo.build("digits{batch=8,width=2,dropout=false}")
+    step = tw.train_step(network, "cross_entropy", tw.optim.sgd(0.1), batch_norm_groups=2)
+    half = zoo.build("digits{batch=4,width=2,dropout=false}")
+    half = tw.train_step(half, "cross_entropy", tw.optim.sgd(0.1))
+    inputs = example(step, 0)
+    (loss,), state = tw.interpret_step(step, list(inputs.values()), precision="fp64")
+    parts = [[x[:4] for x in inputs.values()], [x[4:] for x in inputs.values()]]
+    losses, states = zip(*(tw.interpret_step(half, p, precision="fp64") for p in parts), strict=True)
+    assert loss == pytest.approx(np.mean([x[0] for x in losses]), rel=1e-12)
+    for name in (n for n in state if state[n].ndim):
+        np.testing.assert_allclose(state[name], np.mean([s[name] for s in states], axis=0), rtol=1e-9)
+
+
+def test_a_batch_without_equal_groups():
+    with pytest.raises(InputError, match="expected a batch of 3 equal groups"):
+        tw.train_step(zoo.build("digits{batch=8,width=2}"), batch_norm_groups=3)
 
 
 def test_random_bits_of_a_rank_are_those_of_its_samples():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 from tilewright.costmodel.links import Link
@@ -20,6 +21,10 @@ from tilewright.ir.nodes import Attr, Func, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.rewriting.values import replace_in_op
 
+#: what ops do that are part of other kernels, or need none: they take no time of their own
+_FREE = frozenset({Elements.MAPS, Elements.RESHAPES, Elements.CUTS, Elements.JOINS, Elements.KEEPS})
+#: the share of calls and latencies in the time of a message below which more sums gain nothing
+_CALL_SHARE = 0.1
 #: numbers of sums, in program order, that share a message
 Groups = tuple[tuple[int, ...], ...]
 
@@ -38,11 +43,15 @@ class Schedule:
 
 @dataclass(frozen=True)
 class _Sum:
-    """One sum: its number, the op after which its operand is there, and the first op that reads it."""
+    """One sum: its number, the op after which its operand is there, and the first op that reads it.
+
+    made: the position of what makes the operand; it may only map what was there after the op `ready`.
+    """
 
     number: int
     op: Op
     ready: int
+    made: int
     needed: int
 
     @property
@@ -55,6 +64,30 @@ class _Sum:
         return self.op["ranks"], self.op.operands[0].tensor.dtype
 
 
+def last_read_last(func: Func) -> Func:
+    """The program with all that follows from sums on which no other message depends behind everything else.
+
+    So such sums may wait for others, as those of gradients and of running statistics do.
+    """
+    ops = func.body.ops
+    leading: set[Value] = set()  # what messages depend on
+    for op in reversed(ops):
+        if _communicates(op) or not leading.isdisjoint(op.results):
+            leading.update(op.operands)
+    following: set[Value] = set()
+    behind: list[Op] = []
+    before: list[Op] = []
+    for op in ops[:-1]:
+        if not following.isdisjoint(op.operands):
+            following.update(op.results)
+            behind.append(op)
+            continue
+        if op.name == "graph.all_reduce" and op.result not in leading:
+            following.add(op.result)
+        before.append(op)
+    return func.with_body(func.body.with_ops((*before, *behind, ops[-1])))
+
+
 def scheduled(func: Func, rates: Rates, link: Link) -> Schedule:
     """The groups of sums of a program that end soonest by the model, in the order in which they are ready.
 
@@ -63,7 +96,7 @@ def scheduled(func: Func, rates: Rates, link: Link) -> Schedule:
     """
     sums = _sums(func)
     begins = _seconds(func, rates)
-    last = max((s.ready for s in sums), default=-1)
+    last = max((s.made for s in sums), default=-1)
     waiting = [s for s in sums if s.needed > last]
     groups: list[tuple[int, ...]] = _at_once([s for s in sums if s.needed <= last])
     messages_s, end_s = 0.0, 0.0
@@ -71,43 +104,57 @@ def scheduled(func: Func, rates: Rates, link: Link) -> Schedule:
         chosen, taken, end = _messages([s for s in waiting if s.kind == kind], begins, rates, link)
         groups += chosen
         messages_s, end_s = messages_s + taken, max(end_s, end)
-    exposed = max(0.0, end_s - begins[last + 1]) if waiting else 0.0
+    backward_s = begins[max((s.ready for s in sums), default=-1) + 1]
+    exposed = max(0.0, end_s - backward_s) if waiting else 0.0
     return Schedule(tuple(sorted(groups)), messages_s, exposed)
 
 
 def _messages(
     sums: Sequence[_Sum], begins: Sequence[float], rates: Rates, link: Link
 ) -> tuple[list[tuple[int, ...]], float, float]:
-    """The groups of sums that may wait, the seconds of all their messages, and the end of the last one."""
+    """The groups of sums that may wait, the seconds of all their messages, and the end of the last one.
+
+    Of the groups that let the last message end soonest, those with the most sums that still gain by it: a
+    message as late as the model allows would come too late where the model is wrong.
+    """
     ordered = sorted(sums, key=lambda s: (s.ready, s.number))
     members = len(ordered[0].op.integers("ranks"))
-    # (end of the messages so far, their seconds, first sum of the last one)
-    best: list[tuple[float, float, int]] = [(0.0, 0.0, 0)]
+    sizes = [0, *accumulate(s.nbytes for s in ordered)]
+    alone = [0.0, *accumulate(link.ring_s("all_reduce", members, s.nbytes) for s in ordered)]
+
+    def seconds(start: int, stop: int) -> float:
+        nbytes = sizes[stop] - sizes[start]
+        copied_s = 4 * nbytes / rates.bytes_per_s if stop - start > 1 else 0.0
+        return link.ring_s("all_reduce", members, nbytes) + copied_s
+
+    def end(start: int, stop: int) -> float:
+        return max(ends[start], begins[ordered[stop - 1].ready + 1]) + seconds(start, stop)
+
+    def pays(start: int, stop: int) -> bool:
+        """Fewer messages take less time, and the calls are still a part of it without the first sum."""
+        if seconds(start, stop) > alone[stop] - alone[start]:
+            return False
+        return start + 1 == stop or call_s >= _CALL_SHARE * seconds(start + 1, stop)
+
+    call_s = link.ring_s("all_reduce", members, 0)
+    ends = [0.0]  # of the first sums, by how many they are
     for stop in range(1, len(ordered) + 1):
-        ready_s = begins[ordered[stop - 1].ready + 1]
-        options = []
-        nbytes = 0
-        for start in reversed(range(stop)):
-            nbytes += ordered[start].nbytes
-            took = link.ring_s("all_reduce", members, nbytes)
-            if stop - start > 1:
-                took += 4 * nbytes / rates.bytes_per_s
-            end, total, _ = best[start]
-            options.append((max(end, ready_s) + took, total + took, start))
-        best.append(min(options))
-    groups, stop = [], len(ordered)
+        ends.append(min(end(start, stop) for start in range(stop)))
+    groups, stop, latest_s, taken_s = [], len(ordered), ends[-1], 0.0
     while stop:
-        start = best[stop][2]
+        timely = [s for s in range(stop) if end(s, stop) <= latest_s * (1 + 1e-12)]
+        start = next((s for s in timely if pays(s, stop)), timely[-1])
         groups.append(tuple(sorted(s.number for s in ordered[start:stop])))
-        stop = start
-    return groups, best[-1][1], best[-1][0]
+        taken_s += seconds(start, stop)
+        latest_s, stop = latest_s - seconds(start, stop), start
+    return groups, taken_s, ends[-1]
 
 
 def _at_once(sums: Sequence[_Sum]) -> list[tuple[int, ...]]:
     """Groups of sums that are read on the way: those that are ready before the first of them is read."""
     out: list[list[_Sum]] = []
-    for s in sorted(sums, key=lambda s: (s.ready, s.number)):
-        group = next((g for g in out if g[0].kind == s.kind and s.ready < min(o.needed for o in g)), None)
+    for s in sorted(sums, key=lambda s: (s.made, s.number)):
+        group = next((g for g in out if g[0].kind == s.kind and s.made < min(o.needed for o in g)), None)
         if group is None:
             out.append([s])
         else:
@@ -121,7 +168,7 @@ def with_messages(func: Func, groups: Groups) -> Func:
     at: dict[int, list[list[_Sum]]] = {}
     for group in groups:
         own = [sums[n] for n in group]
-        at.setdefault(max(s.ready for s in own), []).append(own)
+        at.setdefault(max(s.made for s in own), []).append(own)
     moved = {s.op for s in sums}
     new: dict[Value, Value] = {}
     ops: list[Op] = []
@@ -163,10 +210,28 @@ def _sums(func: Func) -> list[_Sum]:
     for i, op in enumerate(ops):
         for v in op.operands:
             read.setdefault(v, i)
+    there = _there(func)
     found = [op for op in ops if op.name == "graph.all_reduce" and op["reduction"] == "sum"]
     return [
-        _Sum(n, op, made.get(op.operands[0], -1), read.get(op.result, len(ops))) for n, op in enumerate(found)
+        _Sum(
+            n,
+            op,
+            there.get(op.operands[0], -1),
+            made.get(op.operands[0], -1),
+            read.get(op.result, len(ops)),
+        )
+        for n, op in enumerate(found)
     ]
+
+
+def _there(func: Func) -> dict[Value, int]:
+    """By value, the position of the last op with time of its own that it waits for; -1 for none."""
+    out = dict.fromkeys(func.params, -1)
+    for position, op in enumerate(func.body.ops):
+        free = facts_of(op.name).elements in _FREE
+        after = max((out[v] for v in op.operands), default=-1) if free or not op.operands else position
+        out.update((r, after) for r in op.results)
+    return out
 
 
 def _seconds(func: Func, rates: Rates) -> list[float]:
@@ -174,7 +239,7 @@ def _seconds(func: Func, rates: Rates) -> list[float]:
     out = [0.0]
     for op in func.body.ops:
         elements = facts_of(op.name).elements
-        free = elements in (Elements.MAPS, Elements.COMMUNICATES)
+        free = elements in _FREE or elements is Elements.COMMUNICATES
         out.append(out[-1] + (0.0 if free else rates.compute_s(op)))
     return out
 
@@ -226,7 +291,7 @@ def _places(func: Func, rates: Rates, link: Link) -> dict[Op, int]:
     """The position in the program before which each message goes."""
     ops = func.body.ops
     begins = _seconds(func, rates)
-    made = {r: i for i, op in enumerate(ops) for r in op.results}
+    there = _there(func)
     read: dict[Value, int] = {}
     for i, op in enumerate(ops):
         for v in op.operands:
@@ -245,8 +310,8 @@ def _places(func: Func, rates: Rates, link: Link) -> dict[Op, int]:
             took = link.ring_s("all_gather", members, op.result.tensor.nbytes)
             latest_s = min(latest_s, begins[read.get(op.result, len(ops) - 1)]) - took
             out[op] = max(0, bisect_right(begins, latest_s) - 1)
-        elif op.name == "graph.reduce_scatter":
-            out[op] = made.get(op.operands[0], -1) + 1
+        elif op.name in ("graph.reduce_scatter", "graph.all_reduce"):
+            out[op] = there[op.operands[0]] + 1
         else:
             out[op] = position
     return out

@@ -6,7 +6,6 @@ is joined by one all_reduce where it is read whole, by one reduce_scatter where 
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -189,10 +188,22 @@ class StepProgram(ShardedProgram):
                     self.stored.add(v)
 
     def add_up(self, op: Op, result: Value, piece: Value, kind: str) -> None:
-        if kind == "sum":
+        narrow = result.tensor.dtype in ("f16", "bf16")
+        if kind == "sum" and narrow and op.name == "graph.sum":
+            self.made[result] = self.widened_sum(op)
+        elif kind == "sum":
             self.summands[result] = piece
         else:
             super().add_up(op, result, piece, kind)
+
+    def widened_sum(self, op: Op) -> Value:
+        """The sum that was built last, in float32 until it is whole: rounded once, as on one device."""
+        last = self.b.ops.pop()
+        wide = self.b.value("graph.cast", last.operands[0], dtype="f32")
+        (part,) = self.b.emit(op.name, [wide], dict(last.attrs))
+        attrs: dict[str, Attr] = {"reduction": "sum", **self.group}
+        (total,) = self.b.emit("graph.all_reduce", [part], attrs)
+        return self.b.value("graph.cast", total, dtype=op.results[0].tensor.dtype)
 
     def added_apart(self, op: Op) -> bool:
         """Do an op on every summand where it is linear and alone reads them; whether it was done."""
@@ -262,7 +273,8 @@ class StepProgram(ShardedProgram):
 
         def constant(numbers: Sequence[int]) -> Value:
             dtype = op.results[1].tensor.dtype
-            return self.constant(np.array(numbers, storage_dtype(dtype)).reshape(-1, 1), dtype, "samples")
+            name = f"samples.{dtype}.{'_'.join(map(str, numbers))}"
+            return self.constant(np.array(numbers, storage_dtype(dtype)).reshape(-1, 1), dtype, name)
 
         operands = [self.pieces[x, shard], *(self.whole(v) for v in op.operands[1:])]
         y, *others = moments(self.b, op, operands, shard.extents, gather, constant)
@@ -274,12 +286,11 @@ class StepProgram(ShardedProgram):
 
     def number(self, value: int, dtype: str) -> Value:
         """A constant without dimensions."""
-        return self.constant(np.array(value, storage_dtype(dtype)), dtype, "number")
+        return self.constant(np.array(value, storage_dtype(dtype)), dtype, f"number.{dtype}.{value}")
 
-    def constant(self, array: np.ndarray, dtype: str, hint: str) -> Value:
-        """A constant of its own."""
-        digest = hashlib.blake2b(array.tobytes(), digest_size=6).hexdigest()
-        name = self.pool.add(f"{hint}.{dtype}.{digest}", array)
+    def constant(self, array: np.ndarray, dtype: str, name: str) -> Value:
+        """A constant of this name, or one like it."""
+        name = self.pool.add(name, array)
         return self.b.emit("graph.constant", (), {"name": name}, types=[TensorType(dtype, array.shape)])[0]
 
     # -- the function ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tilewright.ir.modules.divisions import Division, divisions_of, with_divisio
 from tilewright.ir.nodes import Module, Op, walk
 from tilewright.passes.graph.distribute.sharding.messages import (
     in_order,
+    last_read_last,
     message_order,
     scheduled,
     with_messages,
@@ -20,6 +21,8 @@ from tilewright.passes.graph.distribute.sharding.program import LabelCut, Sharde
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.graph.distribute.sharding.step_program import Holding, StepProgram
 
+#: the module attribute with the seconds, by the model, of sums that may wait, and of those that nothing hides
+MESSAGE_SECONDS = "message_seconds"
 #: trials until state is held as it is made; a division that does not settle goes on with the last one
 _MAX_TRIALS = 16
 
@@ -94,17 +97,23 @@ def divided_step(
     main = final.main()
     if rates is not None:
         # Ranks decide alike, though their parts may differ: by the first one's.
-        first = main if rank == 0 else program(ConstantPool(module.constants), 0).main()
+        own = last_read_last(main)
+        first = own if rank == 0 else last_read_last(program(ConstantPool(module.constants), 0).main())
         link = Link(rates.link_bytes_per_s, rates.link_latency_s)
-        groups = scheduled(first, rates, link).groups
-        order = message_order(with_messages(first, groups), rates, link)
-        main = in_order(with_messages(main, groups), order, rates, link)
+        schedule = scheduled(first, rates, link)
+        order = message_order(with_messages(first, schedule.groups), rates, link)
+        main = in_order(with_messages(own, schedule.groups), order, rates, link)
+        module = module.with_attrs(**{MESSAGE_SECONDS: _rounded(schedule.messages_s, schedule.exposed_s)})
     divisions = [
         Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
         for p in module.main.params
         if (s := final.holding.cuts.get(p.hint)) is not None
     ]
     return _of_rank(module.with_funcs((main,)), pool, divisions, state, rank)
+
+
+def _rounded(*seconds: float) -> tuple[float, ...]:
+    return tuple(float(f"{s:.6g}") for s in seconds)
 
 
 def _of_rank(
