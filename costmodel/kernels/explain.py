@@ -20,6 +20,8 @@ LIMITS = {
     "SMB": "shared-memory bandwidth",
     "ISS": "instruction issue",
     "RATE": "rate of tensor-core instructions",
+    "TENSOR": "products of the tensor cores",
+    "EXP": "rate of exponentials",
     "PEAK": "arithmetic peak",
     "LAUNCH": "kernel launch",
 }

@@ -1,7 +1,9 @@
 """The sound bound: peaks, wave balance, monotonicity, legality, assumptions, check of measurements."""
 
+import ast
 import heapq
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +25,14 @@ from tilewright.costmodel import (
     global_bound,
     load_hardware,
 )
+from tilewright.costmodel.kernels.bound import LAUNCH, LOCAL_TERMS, PEAK
 from tilewright.costmodel.kernels.bound_terms import occupancy, wb
+from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.costmodel.kernels.geometry import contract_geometry
 from tilewright.costmodel.kernels.parameters import contract_point, contract_space
 from tilewright.costmodel.kernels.problem import ContractProblem
 from tilewright.ir.errors import InputError
+from tilewright.passes.kernels import attention
 
 LAYER = conv_problem(1, 64, 56, 56, 64, 3, 3, pad=(1, 1, 1, 1))
 TILE = contract_point(1, 16, 8, 8, 1, 4, 1, 4, 8)
@@ -280,3 +285,14 @@ def test_no_warm_bound_is_above_the_bound(name):
     points = contract_bound(LAYER, contract_space([TILE]), hardware)
     loop = contract_bound(LAYER, contract_space([TILE]), hardware, Assumptions(cold_l2=False, l1_reuse=True))
     assert points.at(0).warm_s <= loop.at(0).seconds <= points.at(0).seconds
+
+
+def test_every_term_of_a_bound_has_words():
+    """A report refuses facts of a kernel whose limit nobody can name."""
+    terms = set(LOCAL_TERMS) | {PEAK, LAUNCH}
+    for path in Path(attention.__file__).parents[1].rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("bound_"):
+                found = (n for n in ast.walk(function) if isinstance(n, ast.Dict))
+                terms |= {k.value for d in found for k in d.keys if isinstance(k, ast.Constant)}
+    assert {"TENSOR", "EXP", "L2"} <= terms <= set(LIMITS)
