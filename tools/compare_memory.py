@@ -1,7 +1,8 @@
 """Peak memory of networks beyond their weights, planned here and measured or estimated for PyTorch.
 
-`python -m tilewright.tools.compare_memory NET.relay ... [--batch N ...] [--json FILE]`: compiles without a
-device; measures PyTorch on the same graph where it is installed and sees a GPU, else only estimates it.
+`python -m tilewright.tools.compare_memory NET.relay ... [--batch N ...] [--precision P] [--json FILE]`
+compiles without a device. It measures PyTorch on the same graph in float32 where it is installed and sees a
+GPU, else it only estimates it.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--batch", type=int, nargs="+", default=[1], metavar="N", help="batch sizes (default 1)")
     p.add_argument("--target", default="null", help="default null: as for an sm_90a GPU")
     p.add_argument("--conv-algorithm", default="auto", help="as in tilewright.compile (default auto)")
+    p.add_argument("--precision", choices=("fp32", "tf32", "fp16", "bf16"), default="fp32")
     p.add_argument("--no-torch", action="store_true", help="only estimate PyTorch")
     p.add_argument("--json", metavar="FILE")
     a = p.parse_args(argv)
-    measured = not a.no_torch and _torch_has_gpu()
+    measured = not a.no_torch and a.precision == "fp32" and _torch_has_gpu()
     rows = []
     for path in a.networks:
         for batch in a.batch:
-            row = memory_row(path, batch, a.target, a.conv_algorithm, measured=measured)
+            row = memory_row(path, batch, a.target, a.conv_algorithm, a.precision, measured=measured)
             print(_paragraph(row), flush=True)
             rows.append(row)
     if a.json:
@@ -52,17 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def memory_row(
-    path: str, batch: int, target: str = "null", conv_algorithm: Any = "auto", *, measured: bool = False
+    path: str,
+    batch: int,
+    target: str = "null",
+    conv_algorithm: Any = "auto",
+    precision: Any = "fp32",
+    *,
+    measured: bool = False,
 ) -> dict[str, Any]:
     """Bytes for one network: ours from the plan, PyTorch's by liveness and, if `measured`, on the GPU."""
     module = with_batch(tw.frontends.relay.load(path, params="random"), batch)
-    with tw.compile(module, target=target, conv_algorithm=conv_algorithm) as exe:
+    with tw.compile(module, target=target, conv_algorithm=conv_algorithm, precision=precision) as exe:
         plan = exe.plan
     bound = arena_lower_bound(plan)
     imported = sum(array.nbytes for array in module.constants.values())
     ours = {kind: _bytes_of(plan, kind) for kind in ("constant", "input", "output")}
     beyond = plan.arena_bytes + ours["input"] + ours["output"]
     program = TorchProgram(module)
+    bits = 16 if precision in ("fp16", "bf16") else 32
     row: dict[str, Any] = {
         "network": Path(path).stem,
         "batch": batch,
@@ -75,7 +84,9 @@ def memory_row(
         "beyond_weights": beyond,
         "arena_lower_bound": bound,
         "gap": plan.arena_bytes / bound - 1 if bound else 0.0,
-        "torch_estimate": program.estimated_peak(),
+        "precision": precision,
+        "torch_estimate": program.estimated_peak(bits),
+        "torch_without_in_place": program.estimated_peak(bits, in_place=False),
     }
     row["ratio_to_estimate"] = beyond / row["torch_estimate"]
     if measured:
@@ -100,13 +111,14 @@ def _torch_has_gpu() -> bool:
 def _paragraph(row: dict[str, Any]) -> str:
     text = {k: bytes_text(v) for k, v in row.items() if isinstance(v, int)}
     lines = [
-        f"{row['network']}, batch {row['batch']}: {text['beyond_weights']} beyond the weights = arena "
-        f"{text['arena']} (bound {text['arena_lower_bound']}, gap {100 * row['gap']:.2f} %) + inputs "
-        f"{text['inputs']} + outputs {text['outputs']}",
+        f"{row['network']}, batch {row['batch']}, {row['precision']}: {text['beyond_weights']} "
+        f"beyond the weights = arena {text['arena']} (bound {text['arena_lower_bound']}, gap "
+        f"{100 * row['gap']:.2f} %) + inputs {text['inputs']} + outputs {text['outputs']}",
         f"  weights: {text['weights_imported']} as imported, {text['constants']} as we keep them "
         f"({text['constants_beyond_imported']} more)",
         f"  PyTorch, by liveness of its calls, without workspaces: {text['torch_estimate']}; ours is "
-        f"{row['ratio_to_estimate']:.3f} of it",
+        f"{row['ratio_to_estimate']:.3f} of it; where every call makes a new value: "
+        f"{text['torch_without_in_place']}, {row['beyond_weights'] / row['torch_without_in_place']:.3f}",
     ]
     if "torch_eager" in row:
         lines.append(

@@ -78,23 +78,34 @@ class TorchProgram:
                 rows[last[step.op.result]].append(step.op.result)
         return rows
 
-    def estimated_peak(self) -> int:
-        """Most bytes held at one time beyond the weights: inputs and results of calls; no workspaces."""
+    def estimated_peak(self, result_bits: int = 32, *, in_place: bool = True) -> int:
+        """Most bytes held at one time beyond the weights: inputs and results of calls; no workspaces.
+
+        Every value is freed when its last reader is done. result_bits: of results that the module has in
+        float32, as when the model was cast to 16 bits; inputs keep their type. in_place: whether calls
+        overwrite what nobody needs; else every call that is no view makes a new value.
+        """
+
+        def nbytes(v: Value) -> int:
+            return v.tensor.nbytes * result_bits // 32 if v.tensor.dtype == "f32" else v.tensor.nbytes
+
         outer = {*self.module.main.params, *self.weights}
         allocated = sum(p.tensor.nbytes for p in self.module.main.params)
+        storage = {v: v for v in outer}
         values: dict[Value, int] = {}  # storage -> how many live values share it
         peak = allocated
         for step, dead in zip(self.steps, self.dying, strict=True):
-            own = self.storage[step.op.result]
+            result = step.op.result
+            new = step.kind == "new" or (step.kind == "in place" and not in_place)
+            own = storage[result] = result if new else storage[step.operands[0]]
             values[own] = values.get(own, 0) + 1
-            if step.kind == "new":
-                allocated += own.tensor.nbytes
+            allocated += nbytes(own) if new else 0
             peak = max(peak, allocated)
             for value in dead:
-                storage = self.storage[value]
-                values[storage] -= 1
-                if not values[storage] and storage not in outer:
-                    allocated -= storage.tensor.nbytes
+                held = storage[value]
+                values[held] -= 1
+                if not values[held] and held not in outer:
+                    allocated -= nbytes(held)
         return peak
 
     def function(self, torch: Any, device: str) -> Callable[..., list[Any]]:

@@ -188,19 +188,22 @@ class _Choices:
         if fastest.view.peak_bytes <= budget:
             return
         yield self.separate
-        for count in SEGMENTS:
-            kept = segment_inputs(self.func, self.boundary, count)
-            problem = self.problem(kept)
-            yield from self._along(problem, budget)
+        problems = [self.problem(segment_inputs(self.func, self.boundary, n)) for n in SEGMENTS]
+        smallest = [self.choice(self.ops(fewest_bytes(p))) for p in problems]
+        yield from smallest
+        # Segmentations differ at their smallest choices alone, so two are searched: that of the lowest peak,
+        # and that whose smallest choice is the fastest one that fits.
+        fitting = [i for i, c in enumerate(smallest) if c.view.peak_bytes <= budget]
+        if fitting:
+            lowest = min(fitting, key=lambda i: smallest[i].view.peak_bytes)
+            quickest = min(fitting, key=lambda i: smallest[i].view.seconds)
+            for i in dict.fromkeys((lowest, quickest)):
+                yield from self._along(problems[i], budget)
 
     def _along(self, problem: SavingProblem[Value], budget: int) -> Iterator[_Choice]:
         """The cheapest corner of the hull within the budget, found by halving, and choices before it."""
-        last = self.choice(self.ops(fewest_bytes(problem)))
-        yield last
-        if last.view.peak_bytes > budget:
-            return
         corners = hull(problem)
-        low, high = 0, len(corners) - 1  # corner `high` fits
+        low, high = 0, len(corners) - 1  # corner `high`, the smallest choice, fits
         while low < high:
             middle = (low + high) // 2
             choice = self.choice(self.ops(corners[middle]))
@@ -214,7 +217,7 @@ class _Choices:
         fits, over = problem.nbytes(corners[high]), problem.nbytes(corners[high - 1])
         for _ in range(STEPS):
             middle = (fits + over) // 2
-            again = cheapest_within(problem, middle)
+            again = cheapest_within(problem, middle, corners)
             if again is None or again == corners[high] or fits >= over:
                 return
             choice = self.choice(self.ops(again))

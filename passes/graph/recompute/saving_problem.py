@@ -14,7 +14,7 @@ the convex hull of (bytes, seconds). Choices between the corners come from an in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, TypeVar
@@ -152,13 +152,16 @@ def hull(problem: SavingProblem[V]) -> list[frozenset[int]]:
     return sorted(corners, key=lambda c: (-problem.nbytes(c), problem.seconds(c)))
 
 
-def cheapest_within(problem: SavingProblem[V], nbytes: int) -> frozenset[int] | None:
+def cheapest_within(
+    problem: SavingProblem[V], nbytes: int, corners: Sequence[frozenset[int]] | None = None
+) -> frozenset[int] | None:
     """The choice of the least seconds that saves at most so many bytes; none where no choice does.
 
+    corners: those of the hull, where they are known.
     An integer program; a choice at a corner of the hull that fits is the answer where the program, stopped
     after `MILP_S`, has none that is better.
     """
-    corners = hull(problem)
+    corners = hull(problem) if corners is None else corners
     fitting = [c for c in corners if problem.nbytes(c) <= nbytes]
     if corners[0] in fitting:
         return corners[0]

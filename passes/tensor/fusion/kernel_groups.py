@@ -23,7 +23,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.analysis.backward_pass import ops_before_boundary
+from tilewright.passes.analysis.backward_pass import RECOMPUTED, ops_before_boundary
 from tilewright.passes.analysis.index_sets import POINTWISE, identity_read, is_view, reads_of
 from tilewright.passes.analysis.row_groups import rows_of
 from tilewright.passes.analysis.second_results import CACHED_ARRAY_BYTES
@@ -109,6 +109,7 @@ class _Builder:
         self.returned = set(func.body.ops[-1].operands)
         self.updating = _updating(func, self.readers)
         self.training = bool(func.updates)
+        self.recomputed = func.get(RECOMPUTED) is not None
         self.forward = ops_before_boundary(func)
         self.communicated: KernelGroup | None = None  # the latest communication
 
@@ -393,14 +394,55 @@ class _Builder:
 
     def _join_epilogues(self) -> None:
         """Kernels of maps end the kernels that make, point by point, what they read: the latest that can."""
-        for g in self.result.groups:
+        for g in tuple(self.result.groups):
             if not g.ops or any(o.name != "tensor.map" for o in g.ops) or g.anchor in self.updating:
                 continue
             makers = {h.number: h for o in g.ops for v in o.operands if (h := self.group_of(v)) is not None}
             for number in sorted(makers.keys() - {g.number}, reverse=True):
                 if self._ends(g, makers[number]):
+                    if self.recomputed and makers[number].anchor.name == "tensor.contract":
+                        self._split_copies(g, makers[number])
                     self._append(g, makers[number])
                     break
+
+    def _split_copies(self, g: KernelGroup, host: KernelGroup) -> None:
+        """Give ops a kernel of their own that need nothing of a product and make large arrays for others.
+
+        As a value that is computed again for the gradient of a weight, while the gradient at hand is masked
+        by it: stored beside the sums of the product it would cost more than its traffic
+        (`second_results.py`). The rest reads what they make, which must be little more than what they store.
+        """
+        waiting: list[Op] = []
+        for op in g.ops:
+            makers = (self.result.source.get(v) for v in op.operands)
+            if host in makers or any(v in o.results for o in waiting for v in op.operands):
+                waiting.append(op)
+        free = [op for op in g.ops if op not in waiting]
+        outside = {
+            r
+            for op in free
+            for r in op.results
+            if r in self.returned or any(x not in g.ops for x in self.readers.get(r, ()))
+        }
+        if not any(r.tensor.nbytes > CACHED_ARRAY_BYTES for r in outside):
+            return
+        for op in free[::-1]:  # masks are computed from what is stored
+            made = {r for o in free for r in o.results}
+            needed = outside | {v for o in free for v in o.operands}
+            if needed.isdisjoint(op.results) and outside.issuperset(made & set(op.operands)):
+                free.remove(op)
+                waiting.insert(0, op)
+        handed = {v for op in waiting for v in op.operands if any(v in o.results for o in free)} - outside
+        if 2 * sum(v.tensor.nbytes for v in handed) > sum(r.tensor.nbytes for r in outside):
+            return
+        own = KernelGroup(len(self.result.groups), free[0], [])
+        self.result.groups.append(own)
+        g.ops, g.anchor = waiting, waiting[0]
+        for op in free:
+            self._add(op, own)
+        for other in self.result.groups:
+            if other is host or other is g or other.before & (1 << g.number):
+                other.before |= own.before | 1 << own.number
 
     def _ends(self, g: KernelGroup, host: KernelGroup) -> bool:
         """Return whether all of a kernel of maps may run at the end of another kernel."""

@@ -33,6 +33,8 @@ def test_activations_and_sums_overwrite_what_nobody_needs():
     assert kinds(program) == {("conv2d", "new"): 3, ("relu", "in place"): 1, ("add", "in place"): 1}
     # The input stays; then first and second, or their sum and the result.
     assert program.estimated_peak() == MAP // 2 + 2 * MAP
+    assert program.estimated_peak(16) == MAP // 2 + MAP
+    assert program.estimated_peak(in_place=False) == MAP // 2 + 3 * MAP
     assert program.weight_bytes == 4 * (8 * 4 + 8 * 8 + 8 * 8)
 
 
@@ -97,7 +99,7 @@ def test_the_tool_prints_and_writes_every_batch(tmp_path, capsys):
         assert row["weights_imported"] == 2 * 4 * 64
         assert row["torch_estimate"] == 3 * row["batch"] * MAP
         assert row["ratio_to_estimate"] == 1
-    assert "small, batch 4: 98.3 kB beyond the weights" in capsys.readouterr().out
+    assert "small, batch 4, fp32: 98.3 kB beyond the weights" in capsys.readouterr().out
 
 
 def test_the_documented_code_runs():

@@ -5,6 +5,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import tilewright as tw
+from tilewright.compilation.lowering import pass_context
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import Block, Func, Level, Module, TensorType, Value
+from tilewright.ir.graph_code import GraphWriter
+from tilewright.passes import Pipeline, run_pipeline
+from tilewright.passes.pipelines import GRAPH
+from tilewright.passes.tensor import order_kernels
 from tilewright.passes.tensor.order_kernels import Steps, in_order, least_memory_order
 
 
@@ -92,3 +100,32 @@ def test_results_in_place_of_operands_take_no_bytes():
 
 def test_ready_steps_run_by_their_keys():
     assert in_order([set(), set(), {0}, {1}], lambda step: ((3, 1, 0, 2)[step],)) == [1, 3, 0, 2]
+
+
+def test_compiled_steps_give_the_same_bits_in_either_order(monkeypatch):
+    rng = np.random.default_rng(3)
+    w = GraphWriter()
+    x = Value(TensorType("f32", (4096, 32)), "x")
+    h = w.tensor(x)
+    names = [f"w{i}" for i in range(4)]
+    for name in names:
+        weight = (rng.standard_normal((32, 32)) / 6).astype(np.float32)
+        h = w.op("relu", w.op("dense", h, w.constant(weight, name)))
+    w.builder.emit("graph.return", [h.value], types=())
+    main = Func(Level.GRAPH, "main", Block((x,), w.ops), (h.value.type,))
+    network = Module("net", (main,), (("parameters", tuple(names)),), w.constants)
+    step = tw.train_step(network, loss="mse", optimizer=tw.optim.sgd(lr=0.01))
+    context = pass_context(resolve_target("opencl"))
+    step = run_pipeline(step, GRAPH + Pipeline.parse("choose-saved{checkpoint=blocks}"), context)
+    batch = [rng.standard_normal((4096, 32)).astype(np.float32) for _ in range(2)]
+    runs = []
+    for ordered in (True, False):
+        if not ordered:
+            monkeypatch.setattr(order_kernels, "least_memory_order", lambda s: [*range(len(s.touches))])
+        with tw.compile(step, "opencl", progress=False) as exe:
+            losses = [np.asarray(exe.step(*batch)) for _ in range(2)]
+            runs.append((exe.plan.arena_bytes, [*losses, *exe.state.values()]))
+    (fewer, first), (more, second) = runs
+    assert fewer < more
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -10,7 +10,10 @@ from tilewright.ir import Block, Constants, Func, InputError, Level, Module, Ten
 from tilewright.ir.graph_code import GraphWriter
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.analysis.second_results import CACHED_ARRAY_BYTES
+from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.choose_saved import ESTIMATE_ERROR, TIME_WORTH
+from tilewright.passes.graph.recompute.copies import with_copies
 from tilewright.passes.graph.recompute.kernel_view import kernel_view
 from tilewright.passes.graph.recompute.saved_values import saved_values
 from tilewright.passes.pipelines import GRAPH
@@ -212,3 +215,29 @@ def test_what_is_saved_and_computed_again_is_told():
     assert len(recomputed) == out.main["recomputed"]
     assert sum(s.value.tensor.nbytes for s in saved) < nbytes
     assert saved_values(perceptron(1, 8, 4).main, H100.hardware, H100) == ([], [])
+
+
+def test_products_store_no_copy_beside_their_sums():
+    """What is computed again for the gradient of a weight has a kernel of its own, which the mask reads."""
+    w = GraphWriter()
+    x = Value(TensorType("f32", (4096, 1024)), "x")
+    h = w.tensor(x)
+    names = ["w0", "w1", "w2"]
+    for name in names:
+        with w.at(name):
+            h = w.op("dense", h, w.constant(np.zeros((1024, 1024), np.float32), name))
+            h = w.op("relu", h + h * h)
+    w.builder.emit("graph.return", [h.value], types=())
+    main = Func(Level.GRAPH, "main", Block((x,), w.ops), (h.value.type,))
+    network = Module("net", (main,), (("parameters", tuple(names)),), w.constants)
+    step = tw.train_step(network, loss="mse", optimizer=tw.optim.sgd(lr=0.1))
+    func = run_pipeline(step, GRAPH, H100).main
+    boundary = Boundary.of(func)
+    maps = [op for op in boundary.ops if op.name in ("graph.add", "graph.multiply", "graph.relu")]
+    func, originals = with_copies(func, boundary, maps)
+    assert originals
+    kernels = H100.estimator.stored_kernels(Module("kernels", (func,)), H100)
+    products = [f for f in kernels.funcs if any(op.name == "tensor.contract" for op in f.body.ops)]
+    backward = [f for f in products if all(op.loc.endswith("'") for op in f.body.ops if op.loc)]
+    assert len(backward) == 2
+    assert all(sum(t.nbytes > CACHED_ARRAY_BYTES for t in f.result_types) <= 1 for f in backward)
