@@ -19,7 +19,7 @@ from tilewright.frontends.zoo import build, gpt
 from tilewright.ir import InputError, Module, TilewrightError, WorkError
 from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.tools.commands.train import prepared
-from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
+from tilewright.tools.plots.training import Curve, require_plot, write_curves
 from tilewright.training import losses, optim, schedules
 from tilewright.training.data import Data, Windows, characters, digits
 from tilewright.training.loop import Loop, Record

@@ -30,13 +30,13 @@ from tilewright.running.rank_executable import together, world
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.arguments.scope import ZOO
-from tilewright.tools.commands.cluster_plots import (
+from tilewright.tools.commands.network import BUNDLED, read_network
+from tilewright.tools.plots.cluster import (
     require_plot,
     write_execution_plot,
     write_plan_plot,
     write_validation_plot,
 )
-from tilewright.tools.commands.network import BUNDLED, read_network
 
 
 def run_plan(a: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ from tilewright.tools.commands.train_streamed import (
     streaming_facts,
     streaming_text,
 )
-from tilewright.tools.commands.training_plots import Curve, require_plot, write_curves
+from tilewright.tools.plots.training import Curve, require_plot, write_curves
 from tilewright.tools.report.wording import weights_text
 from tilewright.training import optim, schedules
 from tilewright.training.data import Data, fitted, read_data

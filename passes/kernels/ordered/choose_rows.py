@@ -24,7 +24,7 @@ _GPU_THREADS, _CPU_THREADS = 128, 16
 #: bytes of an update's row, flag and next place
 _LINK_BYTES = 12
 #: instructions for each pair of updates whose rows are compared
-_COMPARED = 6.0
+_COMPARED = 6
 
 
 def choose_row_updates(kernel: Func, hardware: Hardware) -> Func | None:

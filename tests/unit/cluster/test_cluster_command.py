@@ -10,7 +10,7 @@ from command_samples import printed, refused
 
 from tilewright.cluster.text import choices_text, seconds_text
 from tilewright.costmodel.cluster.measured.validation import stack_named
-from tilewright.tools.commands.cluster_plots import write_validation_plot
+from tilewright.tools.plots.cluster import write_validation_plot
 
 TRAINING = """
 kind = "training"

@@ -11,10 +11,10 @@ from command_samples import printed, refused
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.costmodel.selection.exact import exact
 from tilewright.frontends import zoo
-from tilewright.tools.commands.sweep import drawn, write_violins
 from tilewright.tools.data_movement.fused_encoder import KERNELS
 from tilewright.tools.data_movement.kernel_dims import kernels_of
 from tilewright.tools.data_movement.sweep import selection_problem, sweep
+from tilewright.tools.plots.configurations import drawn, write_violins
 
 LAYER = "encoder_dataflow{batch=2, sequence=32, heads=2, size=16, hidden=64}"
 COMMAND = ("sweep", "zoo:digits", "--target", "cuda:sm_90a:h200")

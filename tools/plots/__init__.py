@@ -1,0 +1,1 @@
+"""Pictures that commands draw: curves of training, the cluster model, swept configurations."""
