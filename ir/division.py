@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tilewright.ir.nodes import Attr, Op
+from tilewright.ir.nodes import Attr, Op, Value
 from tilewright.ir.windows import Interval
 
 Label = int | str
@@ -67,12 +67,21 @@ RowRule = Callable[[Op, int, int, int], SlicedOp | None]
 PartRule = Callable[[Op, int, int, int, int], PartialOp | None]
 
 
+#: (op, the operands of which every member has a summand) -> whether the op done by every member on its
+#: summands and on the other operands, whole, gives summands of the result: `each`; `once` where the others
+#: are zero but for one member; None: it does not
+SummandRule = Callable[[Op, Sequence[Value]], Literal["each", "once"] | None]
+#: how an op that standardises is done on samples in pieces (`ir.graph_ops.moments`)
+MomentRule = Callable[..., tuple[Value, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Labels:
     """Labels of every operand and every result; `sums` and `maxima` are what is reduced over.
 
     rows: how rows along a dimension of the results without a label are made, where they can be (windows,
       joins). parts: how the op is done on rows of an operand along a dimension without a label (means).
+    summands: where the op is linear, in which operands. moments: how moments of pieces are joined.
     """
 
     operands: tuple[DimLabels, ...]
@@ -81,6 +90,8 @@ class Labels:
     maxima: frozenset[Label] = frozenset()
     rows: RowRule | None = None
     parts: PartRule | None = None
+    summands: SummandRule | None = None
+    moments: MomentRule | None = None
 
 
 #: the labels of an op by its types and attributes; None where it needs its operands whole
@@ -102,6 +113,21 @@ def by_rules(
         return None if stated is None else replace(stated, rows=rows, parts=parts)
 
     return division
+
+
+def linear(labels: Division, rule: SummandRule) -> Division:
+    """The division of an op that is linear in some operands."""
+
+    def division(op: Op) -> Labels | None:
+        stated = labels(op)
+        return None if stated is None else replace(stated, summands=rule)
+
+    return division
+
+
+def in_its_operand(op: Op, summands: Sequence[Value]) -> Literal["each"]:
+    """The summand rule of an op that is linear in its only operand."""
+    return "each"
 
 
 def _unlabelled_op(op: Op) -> Labels:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from tilewright.ir.division import elementwise
+from tilewright.ir.division import SummandRule, elementwise, linear
 from tilewright.ir.extents import broadcasts_as_before
 from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, broadcast_shapes, tensors
+from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import Attrs, compute, define, op_def
 from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type
 
@@ -59,6 +61,35 @@ def scalar_of(name: str, dtype: str) -> str:
     return floating if dtype in FLOATS else other
 
 
+def _in_both(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
+    both = len(summands) == len(op.operands) and all(v.tensor == op.result.tensor for v in summands)
+    return "each" if both else None
+
+
+def _in_both_or_a_number(op: Op, summands: Sequence[Value]) -> Literal["each", "once"] | None:
+    """A whole number that is added to a sum counts once."""
+    if not op.result.tensor.shape and len(summands) == 1:
+        return "once"
+    return _in_both(op, summands)
+
+
+def _in_one(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
+    return "each" if len(summands) == 1 and summands[0].tensor == op.result.tensor else None
+
+
+def _in_the_first(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
+    return _in_one(op, summands) if list(summands) == [op.operands[0]] else None
+
+
+#: of the ops that are linear, in which operands
+_LINEAR: Mapping[str, SummandRule] = {
+    "add": _in_both_or_a_number,
+    "subtract": _in_both,
+    "multiply": _in_one,
+    "divide": _in_the_first,
+}
+
+
 #: facts that ops below share; each replaces those that differ
 _MAP = Facts(
     elements=Elements.MAPS,
@@ -87,13 +118,14 @@ def _table_op(name: str, doc: str, precision: Precision, exact: bool) -> None:
         return [np.floor(out)] if floating and name == ROUNDED_DOWN else [out]
 
     gradient = Gradient.NONE if name in _WITHOUT_GRADIENT else Gradient.RULE
+    division = linear(elementwise, _LINEAR[name]) if name in _LINEAR else elementwise
     define(
         f"graph.{name}",
         ("a", "b"),
         f"{doc}, with broadcasting.",
         infer=infer,
         evaluate=run,
-        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient),
+        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient, division=division),
     )
 
 

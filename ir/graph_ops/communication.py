@@ -18,6 +18,8 @@ from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type
 
 COMMUNICATE = frozenset({"communicate"})
+#: names of the ops that join what members hold
+ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = "graph.all_reduce", "graph.reduce_scatter", "graph.all_gather"
 #: the ways in which all_reduce joins the members' tensors
 REDUCTIONS = ("sum", "max")
 #: half-open interval of rows
@@ -215,7 +217,7 @@ define(
     facts=_MEETING,
 )
 define(
-    "graph.all_gather",
+    ALL_GATHER,
     ("x",),
     "The members' pieces one after another along `axis`.",
     attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},
@@ -224,7 +226,7 @@ define(
     facts=_MEETING,
 )
 define(
-    "graph.all_reduce",
+    ALL_REDUCE,
     ("x",),
     "The elementwise sum or maximum of the members' tensors, in the order of `ranks`.",
     attrs={**_GROUP, "reduction": AttrDef("str", "sum", " or ".join(REDUCTIONS))},
@@ -233,7 +235,7 @@ define(
     facts=replace(_MEETING, exact=False, division=same_dimensions),
 )
 define(
-    "graph.reduce_scatter",
+    REDUCE_SCATTER,
     ("x",),
     "The elementwise sum of the members' tensors, of which each member keeps its piece along `axis`.",
     attrs={"axis": _AXIS, **_GROUP, **_EXTENTS},

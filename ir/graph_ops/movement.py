@@ -12,6 +12,8 @@ from tilewright.ir.division import (
     SlicedOp,
     along_other_axes,
     by_rules,
+    in_its_operand,
+    linear,
     replaced,
     unlabelled,
     where_not_repeated,
@@ -192,7 +194,12 @@ _define(
     {"axes": AttrDef("ints")},
     _transposed,
     lambda x, a: [x[0].transpose(a["axes"])],
-    facts=movement(Elements.STRIDES, _divided_transpose, attributes_stay, gradient=Gradient.RULE),
+    facts=movement(
+        Elements.STRIDES,
+        linear(_divided_transpose, in_its_operand),
+        attributes_stay,
+        gradient=Gradient.RULE,
+    ),
 )
 _define(
     "broadcast_to",

@@ -11,6 +11,7 @@ from tilewright.ir.division import Labels, along_other_axes, closed_from, per_ch
 from tilewright.ir.division import axis_of as axis_label
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
+from tilewright.ir.graph_ops.moments import joined_moments
 from tilewright.ir.graph_ops.operands import (
     accumulator_dtype,
     alike,
@@ -176,10 +177,10 @@ def _evaluate_batch_norm_training(inputs: Sequence[np.ndarray], attrs: Attrs) ->
 
 
 def _divided_channels(op: Op) -> Labels:
-    """Channels are independent."""
+    """Channels are independent, and moments of samples are joined from those of pieces."""
     axis = axis_label(op)
     dims = tuple(d if d == axis else None for d in range(op.operands[0].tensor.rank))
-    return Labels((dims, (axis,), (axis,)), (dims, (axis,), (axis,)))
+    return Labels((dims, (axis,), (axis,)), (dims, (axis,), (axis,)), moments=joined_moments)
 
 
 define(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
-from tilewright.ir.division import OperandRows, SlicedOp, by_rules, replaced
+from tilewright.ir.division import OperandRows, SlicedOp, by_rules, in_its_operand, linear, replaced
 from tilewright.ir.errors import InputError
 from tilewright.ir.extents import Dims, attributes_stay, regrouped
 from tilewright.ir.facts import Elements, Facts, Gradient, movement
@@ -97,7 +97,12 @@ _same_elements(
     lambda x, a: entries(a["newshape"], len(a["newshape"]), "newshape"),
     "x with another shape of as many elements, which keep their row-major order.",
     {"newshape": AttrDef("ints", doc="the result's shape, without codes")},
-    facts=movement(Elements.RESHAPES, by_rules(_regrouped_rows), _new_shape, gradient=Gradient.RULE),
+    facts=movement(
+        Elements.RESHAPES,
+        linear(by_rules(_regrouped_rows), in_its_operand),
+        _new_shape,
+        gradient=Gradient.RULE,
+    ),
 )
 _same_elements(
     "expand_dims",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from tilewright.ir.division import elementwise, per_channel
+from tilewright.ir.division import elementwise, in_its_operand, linear, per_channel
 from tilewright.ir.extents import attributes_stay
 from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element, no_flops
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_float, tensors, wide
+from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import AttrDef, Attrs, compute, define, op_def
-from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, numpy_dtype
+from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, itemsize, numpy_dtype
 
 #: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class,
 #: and whether its floating results are exact
@@ -51,6 +52,8 @@ UNARY: Mapping[str, tuple[str, Precision, bool]] = {
     "isinf": ("isinf", Precision.FOLLOWS, False),
     "isfinite": ("isfinite", Precision.FOLLOWS, False),
 }
+#: the linear one of them
+LINEAR = "negative"
 #: roundings leave integers as they are
 ROUNDINGS = frozenset({"floor", "ceil", "trunc", "round"})
 #: results that are booleans, bits, or piecewise constant
@@ -87,13 +90,14 @@ def _table_op(name: str, scalar: str, precision: Precision, exact: bool) -> None
         return [compute(definition.name, *inputs)]
 
     gradient = Gradient.NONE if name in _WITHOUT_GRADIENT else Gradient.RULE
+    division = linear(elementwise, in_its_operand) if name == LINEAR else elementwise
     define(
         f"graph.{name}",
         ("x",),
         f"{definition.doc}, for every a of x.",
         infer=infer,
         evaluate=run,
-        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient),
+        facts=replace(_MAP, precision=precision, exact=exact, gradient=gradient, division=division),
     )
 
 
@@ -233,6 +237,12 @@ def _evaluate_cast(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
         return [inputs[0].astype(numpy_dtype(attrs["dtype"]))]
 
 
+def _widens(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
+    """Sums of what is not rounded are those of the operands."""
+    given, kept = op.operands[0].tensor.dtype, op.result.tensor.dtype
+    return "each" if FLOATS.issuperset((given, kept)) and itemsize(given) <= itemsize(kept) else None
+
+
 define(
     "graph.cast",
     ("x",),
@@ -240,5 +250,5 @@ define(
     attrs={"dtype": AttrDef("dtype")},
     infer=lambda t, a: [TensorType(a["dtype"], tensors(t)[0].shape)],
     evaluate=_evaluate_cast,
-    facts=replace(_MAP, flops=no_flops, precision=Precision.ANY),
+    facts=replace(_MAP, flops=no_flops, precision=Precision.ANY, division=linear(elementwise, _widens)),
 )

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from tilewright.ir import Block, Func, Module, Op, Value, interpret
-from tilewright.passes.graph.distribute.pipeline.step_runs import CONDITION, DECIDING, decided
 from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.decided import CONDITION, DECIDING, decided
 
 #: state of so many bytes may be the host's
 NUMBER_BYTES = 64

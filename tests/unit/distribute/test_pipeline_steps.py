@@ -16,8 +16,8 @@ from tilewright.ir.interpreter.step import initial_state, interpret_step
 from tilewright.ir.modules.divisions import divisions_of
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.framework.pipeline import Pipeline
-from tilewright.passes.graph.distribute.pipeline.step_runs import decided_conditions
 from tilewright.passes.graph.distribute.pipeline.step_stages import StepRuns, task_order
+from tilewright.passes.rewriting.run_conditions import decided_conditions
 from tilewright.tools.cli import main
 
 

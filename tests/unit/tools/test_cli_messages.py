@@ -69,7 +69,7 @@ def test_a_missing_device_is_told_before_compiling(network, capsys, monkeypatch,
     def missing(target):
         raise DeviceMissingError("this machine has no such device")
 
-    for name in ("run.compile_module", "run.compile_streamed", "rank_run.launch_command"):
+    for name in ("run.compile_module", "run.compile_network", "rank_run.launch_command"):
         monkeypatch.setattr(f"tilewright.tools.commands.{name}", lambda *_, **__: pytest.fail("compiled"))
     monkeypatch.setattr(shared, "open_device", missing)
     assert main(["run", network, "--target", "cuda:sm_90a", *more]) == 1

@@ -29,9 +29,10 @@ from tilewright.passes.graph.distribute.pipeline.step_places import (
     layers_of_cuts,
     place_step,
 )
-from tilewright.passes.graph.distribute.pipeline.step_runs import decided, decided_conditions
 from tilewright.passes.graph.distribute.sharding.options import number_list
 from tilewright.passes.graph.distribute.sharding.program import with_main
+from tilewright.passes.rewriting.decided import decided
+from tilewright.passes.rewriting.run_conditions import decided_conditions
 
 Order = Literal["1f1b", "gpipe"]
 

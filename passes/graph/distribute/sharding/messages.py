@@ -17,6 +17,7 @@ from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
 from tilewright.ir.builder import Builder
 from tilewright.ir.facts import Elements
+from tilewright.ir.graph_ops.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from tilewright.ir.nodes import Attr, Func, Op, Value
 from tilewright.ir.opdef import facts_of
 from tilewright.passes.rewriting.values import replace_in_op
@@ -82,7 +83,7 @@ def last_read_last(func: Func) -> Func:
             following.update(op.results)
             behind.append(op)
             continue
-        if op.name == "graph.all_reduce" and op.result not in leading:
+        if op.name == ALL_REDUCE and op.result not in leading:
             following.add(op.result)
         before.append(op)
     return func.with_body(func.body.with_ops((*before, *behind, ops[-1])))
@@ -211,7 +212,7 @@ def _sums(func: Func) -> list[_Sum]:
         for v in op.operands:
             read.setdefault(v, i)
     there = _there(func)
-    found = [op for op in ops if op.name == "graph.all_reduce" and op["reduction"] == "sum"]
+    found = [op for op in ops if op.name == ALL_REDUCE and op["reduction"] == "sum"]
     return [
         _Sum(
             n,
@@ -305,12 +306,12 @@ def _places(func: Func, rates: Rates, link: Link) -> dict[Op, int]:
     for position, op in reversed(list(enumerate(ops))):
         if not _communicates(op):
             continue
-        if op.name == "graph.all_gather" and op.operands[0] in held:
+        if op.name == ALL_GATHER and op.operands[0] in held:
             members = len(op.integers("ranks"))
             took = link.ring_s("all_gather", members, op.result.tensor.nbytes)
             latest_s = min(latest_s, begins[read.get(op.result, len(ops) - 1)]) - took
             out[op] = max(0, bisect_right(begins, latest_s) - 1)
-        elif op.name in ("graph.reduce_scatter", "graph.all_reduce"):
+        elif op.name in (REDUCE_SCATTER, ALL_REDUCE):
             out[op] = there[op.operands[0]] + 1
         else:
             out[op] = position

@@ -17,8 +17,7 @@ from tilewright.ir.facts import Elements
 from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr, Block, Func, Module, Op, Value
 from tilewright.ir.opdef import facts_of, op_def
-from tilewright.ir.types import FLOATS, TensorType, itemsize, storage_dtype
-from tilewright.passes.graph.distribute.sharding.moments import MOMENTS, Moments
+from tilewright.ir.types import FLOATS, TensorType, storage_dtype
 from tilewright.passes.graph.distribute.sharding.program import Choice, LabelCut, ShardedProgram
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.rewriting.dead_ops import live_ops
@@ -148,10 +147,7 @@ class StepProgram(ShardedProgram):
             if not self.made_in_part(op):
                 self.keep(op)
             return
-        moments = MOMENTS.get(op.name)
-        if seed is None and (
-            (moments is not None and self.by_moments(op, moments)) or self.mean_in_parts(op)
-        ):
+        if seed is None and (self.by_moments(op) or self.mean_in_parts(op)):
             return
         stored = all(v in self.stored for v in cut)
         self.divide(op, seed)
@@ -189,7 +185,7 @@ class StepProgram(ShardedProgram):
 
     def add_up(self, op: Op, result: Value, piece: Value, kind: str) -> None:
         narrow = result.tensor.dtype in ("f16", "bf16")
-        if kind == "sum" and narrow and op.name == "graph.sum":
+        if kind == "sum" and narrow and len(op.operands) == 1:
             self.made[result] = self.widened_sum(op)
         elif kind == "sum":
             self.summands[result] = piece
@@ -211,14 +207,16 @@ class StepProgram(ShardedProgram):
         if not apart or any(self.uses[v] > 1 for v in apart) or any(v in self.cuts for v in op.operands):
             return False
         result = op.results[0]
-        if op.name == "graph.add" and not result.tensor.shape and len(apart) == 1:
+        labels = facts_of(op.name).division(op)
+        way = None if labels is None or labels.summands is None else labels.summands(op, apart)
+        if way == "once":
             # A whole number counts once: the first member adds it, the others add 0 at the same place.
             (whole,) = (v for v in op.operands if v not in apart)
             number = self.number(0, whole.tensor.dtype) if self.member else self.whole(whole)
             summand = self.summands[apart[0]]
             (self.summands[result],) = self.b.emit(op.name, [summand, number], dict(op.attrs))
             return True
-        if not _is_linear(op, apart):
+        if way is None:
             return False
         local = [self.summands[v] if v in apart else self.whole(v) for v in op.operands]
         (self.summands[result],) = self.b.emit(op.name, local, dict(op.attrs))
@@ -257,11 +255,15 @@ class StepProgram(ShardedProgram):
         self.summands[op.results[0]] = scaled
         return True
 
-    def by_moments(self, op: Op, moments: Moments) -> bool:
+    def by_moments(self, op: Op) -> bool:
         """Standardise what is cut along other dimensions than channels by the moments of all members."""
-        labels, x = facts_of(op.name).division(op), op.operands[0]
+        labels = facts_of(op.name).division(op)
+        moments = None if labels is None else labels.moments
+        if labels is None or moments is None:
+            return False
+        x = op.operands[0]
         shard = self.cuts.get(x)
-        if shard is None or labels is None or labels.operands[0][shard.axis] is not None:
+        if shard is None or labels.operands[0][shard.axis] is not None:
             return False
         if not all(shard.extents):
             return False
@@ -312,21 +314,6 @@ class StepProgram(ShardedProgram):
         block = Block(tuple(self.params), tuple(self.b.ops))
         block = block.with_ops(live_ops(block))
         return Func(func.level, func.name, block, tuple(v.type for v in operands), func.attrs)
-
-
-def _is_linear(op: Op, summands: Sequence[Value]) -> bool:
-    """Return whether the op on every member's summands gives summands of its result, of the same size."""
-    result = op.results[0].tensor
-    if op.name in ("graph.add", "graph.subtract"):
-        return len(summands) == 2 and all(v.tensor == result for v in summands)
-    if op.name == "graph.cast":
-        dtypes = [summands[0].tensor.dtype, result.dtype]
-        return FLOATS.issuperset(dtypes) and itemsize(dtypes[0]) <= itemsize(dtypes[1])
-    if op.name == "graph.multiply":
-        return len(summands) == 1 and summands[0].tensor == result
-    if op.name == "graph.divide":
-        return summands == [op.operands[0]] and summands[0].tensor == result
-    return op.name in ("graph.negative", "graph.reshape", "graph.transpose")
 
 
 def _destined(func: Func, holding: Holding) -> dict[Value, Shard]:

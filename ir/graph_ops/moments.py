@@ -1,8 +1,8 @@
-"""Ops that standardise by moments of what is cut: moments of pieces, joined, and the op on known ones."""
+"""Standardisation of samples in pieces: moments of the pieces, joined, and the op on known moments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tilewright.ir.builder import Builder
 from tilewright.ir.nodes import Op, Value
@@ -11,15 +11,15 @@ from tilewright.ir.nodes import Op, Value
 Gather = Callable[[Value], Value]
 #: a constant column of numbers
 Column = Callable[[Sequence[int]], Value]
-#: (builder, op, its operands in pieces, samples of every member, gather, column) -> the first result in
-#: pieces, and the moments whole
-Moments = Callable[[Builder, Op, Sequence[Value], Sequence[int], Gather, Column], tuple[Value, ...]]
 
 
-def _batch_norm(
+def joined_moments(
     b: Builder, op: Op, operands: Sequence[Value], samples: Sequence[int], gather: Gather, column: Column
 ) -> tuple[Value, ...]:
-    """The mean of means m, and the mean of v + (m - mean)^2 of variances v, both weighted by the samples.
+    """The first result of `op` in pieces, as its operands are, and the moments of all samples, whole.
+
+    samples: of every member. The moments are the mean of means m, and the mean of v + (m - mean)^2 of
+    variances v, both weighted by the samples.
 
     The pairwise formula of T. Chan, G. Golub, R. LeVeque, "Algorithms for computing the sample variance",
     1983, for any number of parts: nothing cancels as it does in the mean of squares.
@@ -47,7 +47,3 @@ def _batch_norm(
     standardised = [b.value("graph.cast", v, dtype=wide) if v.tensor.dtype != wide else v for v in operands]
     (y,) = b.emit("graph.batch_norm", (*standardised, mean, variance), dict(op.attrs))
     return (y if dtype == wide else b.value("graph.cast", y, dtype=dtype)), mean, variance
-
-
-#: by name of the op
-MOMENTS: Mapping[str, Moments] = {"graph.batch_norm_training": _batch_norm}
