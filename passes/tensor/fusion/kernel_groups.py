@@ -227,7 +227,10 @@ class _Builder:
         return host
 
     def _join_small_updates(self) -> None:
-        """Updates of small state of one shape share kernels: a launch takes longer than they do."""
+        """Updates of small state of one shape share kernels: a launch takes longer than they do.
+
+        One may wait for another where a map reads what another one gives at other places, such as reversed.
+        """
         joined: dict[tuple[int, ...], KernelGroup] = {}
         for g in self.result.groups:
             if (
@@ -237,7 +240,11 @@ class _Builder:
             ):
                 continue
             host = joined.get(g.shape)
-            if host is None or len(_arguments([*host.ops, *g.ops])) > MAX_ARGUMENTS:
+            if (
+                host is None
+                or (g.before >> host.number | host.before >> g.number) & 1
+                or len(_arguments([*host.ops, *g.ops])) > MAX_ARGUMENTS
+            ):
                 joined[g.shape] = g
             else:
                 self._merge(g, host)

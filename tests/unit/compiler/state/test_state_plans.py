@@ -185,6 +185,20 @@ def test_an_update_from_a_transposed_gradient_is_in_place():
     assert [f.name for f in lowered.thread.funcs if f.name.startswith("store_")] == []
 
 
+def test_an_update_that_reads_another_value_backwards_waits_for_it():
+    text = """module @step {
+      graph.func @main(%a: f32[3, 4], %b: f32[3, 4], updates = [[0, 0], [1, 1]]) -> f32[3, 4], f32[3, 4] {
+        %0 = graph.dense(%a, %a, out_dtype = none) : f32[3, 3]
+        %1 = graph.strided_slice(%0, begin = [0, 0], size = [3, 1], strides = [1, 1]) : f32[3, 1]
+        %2 = graph.add(%1, %a) : f32[3, 4]
+        %3 = graph.reverse(%2, axis = 1) : f32[3, 4]
+        graph.return(%a, %3)
+      }
+    }"""
+    for target in ("opencl", "cuda:sm_80"):
+        lower(parse(text), resolve_target(target), verify_each=True)
+
+
 def test_state_keeps_its_dtype_where_values_have_16_bits():
     module = module_of(
         "%0 = graph.dense(%x, %a) : f32[8, 8]\n%1 = graph.subtract(%b, %0) : T", "%0, %a, %1",
