@@ -117,10 +117,14 @@ def _weights(b: Builder, side: _Side) -> Value:
     return reduced(b, "tensor.reduce", [side.rois] * 2, t, par, red, side.reads(), body)
 
 
-def _images(b: Builder, rois: Value) -> Value:
-    """The image of every region."""
+def _images(b: Builder, rois: Value, count: int) -> Value:
+    """The image of every region, the nearest of the `count` images where there is none of its number."""
     t = TensorType("i32", rois.tensor.shape[:1])
-    return mapped(b, [rois], t, {"d0": t.shape[0]}, [(Sym("d0"), 0)], lambda i, p: i.cast(p[0], "i32"))
+
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return i.cast(p[0], "i32").max(0).min(count - 1)
+
+    return mapped(b, [rois], t, {"d0": t.shape[0]}, [(Sym("d0"), 0)], body)
 
 
 def _sides(op: Op, x: Sequence[Value]) -> list[_Side]:
@@ -157,7 +161,7 @@ def _axis_by_axis(
     per_axis: one such operand per axis; bounds: operands read at [region, bin] instead.
     """
     data, rois = x
-    index = _images(b, rois)
+    index = _images(b, rois, data.tensor.shape[0])
     regions = rois.tensor.shape[0]
     where = {c: k for k, c in enumerate(layout)}
     shape = (regions, *(data.tensor.shape[where[c]] for c in layout[1:]))
@@ -200,7 +204,7 @@ def _folded_samples(b: Builder, op: Op, x: Sequence[Value], sides: Sequence[_Sid
         for k, (p, s) in enumerate(zip(places, sides, strict=True))
     ]
     at: list[Expr] = [Sym("i0"), Sym("d1"), 0, 0] if first else [Sym("i0"), 0, 0, Sym("d5")]
-    index = (_images(b, rois), (Sym("d0"),))
+    index = (_images(b, rois, data.tensor.shape[0]), (Sym("d0"),))
     samples = interpolated(b, data, acc, at, axes, "linear", mode="fill", index=index)
     result = TensorType(acc.dtype, t.shape)
     if attrs["mode"] == "avg":

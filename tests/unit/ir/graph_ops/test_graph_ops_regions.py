@@ -81,6 +81,17 @@ def test_roi_align_of_a_constant_image_and_no_region():
     assert out.shape == (0, 2, 2, 2)
 
 
+@pytest.mark.parametrize("ratio", [2, -1])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_a_number_of_no_image_stands_for_the_nearest_one(mode, ratio):
+    data, rois = randoms(2, 3, 6, 7), regions(4, 5)
+    attrs = {"pooled_size": (1, 2), "spatial_scale": 0.7, "sample_ratio": ratio, "mode": mode}
+    rois[:, 0] = -3.0, -0.5, 1.5, 9.0
+    (out,) = agree("roi_align", data, rois, tolerance=1e-4, **attrs)
+    rois[:, 0] = 0, 0, 1, 1
+    np.testing.assert_allclose(out, agree("roi_align", data, rois, **attrs)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_roi_pool_against_a_loop():
     data, rois = randoms(2, 3, 6, 7), regions(6, 12)
     (out,) = agree("roi_pool", data, rois, pooled_size=(3, 2), spatial_scale=0.7, compiled=True)
