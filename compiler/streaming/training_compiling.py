@@ -162,7 +162,7 @@ def summing(step: Module, host: HostState, form: Form) -> bool:
 
 
 def form_resets(step: Module, host: HostState, form: Form) -> bool:
-    """Whether a form sets some state to zero."""
+    """Return whether a form sets some state to zero."""
     return bool(resets(step, StepFlow(host.decided(form), host.names)))
 
 

@@ -138,7 +138,7 @@ def _outer(first: FloatArray, parts: Sequence[FloatArray]) -> FloatArray:
 
 
 def layout_costs(kernel: SweptKernel, hardware: GpuHardware, fixed_s: float) -> LayoutCosts:
-    """What every order of every tensor costs with every knob.
+    """Return what every order of every tensor costs with every knob.
 
     fixed_s: seconds of the kernel where each tensor is read or written once, by the estimator.
     """

@@ -194,7 +194,7 @@ class _Dataflow(NetworkWriter):
 
     @contextmanager
     def operator(self, name: str) -> Iterator[None]:
-        """What is written inside is one operator."""
+        """All ops that are written inside this context belong to one operator."""
         with self.w.at(f"zoo:{name}"):
             yield
 

@@ -214,7 +214,7 @@ def _steps(begin: np.ndarray, following: np.ndarray) -> Iterator[tuple[np.ndarra
 
 
 def _totals(op: Op, updates: np.ndarray, begin: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """What the updates of each chain give together."""
+    """Return what the updates of each chain give together."""
     totals = np.full((len(begin), *updates.shape[1:]), op["start"], updates.dtype)
     for alive, places in _steps(begin, following):
         totals[alive] = UFUNCS[f"scalar.{op['combine']}"](totals[alive], updates[places])

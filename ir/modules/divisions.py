@@ -115,7 +115,7 @@ def _division(row: Sequence[object]) -> Division:
 def pieces_of(
     values: Mapping[str, np.ndarray], divisions: Mapping[str, Division], rank: int
 ) -> dict[str, np.ndarray]:
-    """What `rank` holds of values by name."""
+    """Return the pieces that `rank` holds of values, by name."""
     return {
         n: a if n not in divisions else divisions[n].piece(a, rank)
         for n, a in values.items()

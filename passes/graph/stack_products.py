@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Op, Value
 from tilewright.ir.facts import SAME_MEMORY, Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import forward_ops, ops_before_boundary
-from tilewright.passes.graph.sum_of_products import joined_already, summed
+from tilewright.passes.graph.sum_of_products import seconds_beside, summed
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op
 
@@ -48,13 +47,7 @@ def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
     forward = forward_ops(func)
     if not forward:
         return func
-    joined = joined_already(func)
-    hardware = None if always else ctx.hardware or load_hardware(ctx.target)
-
-    def seconds(ops: Sequence[Op]) -> float:
-        assert hardware is not None
-        return sum(ctx.estimator.op_s(op, hardware) for op in ops if not joined(op))
-
+    seconds = None if always else seconds_beside(func, ctx)
     readers: dict[Value, list[Op]] = defaultdict(list)
     for op in func.body.ops:
         for v in op.operands:
@@ -63,7 +56,7 @@ def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
     replaced: dict[Value, Value] = {}
     read: set[Value] = set()
     for members in _groups(func, forward, readers):
-        if hardware is not None and any(_read_behind(m, forward, readers) for m in members):
+        if seconds is not None and any(_read_behind(m, forward, readers) for m in members):
             continue
         bias = all(m.bias is not None for m in members)
         needed = {v for m in members for v in m.reads(bias)}
@@ -74,7 +67,7 @@ def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
         b = Builder(members[0].op.loc)
         members = _in_known_order(func, members)
         values = _stacked(b, members, bias)
-        if hardware is not None:
+        if seconds is not None:
             copies = _copies(func, members, bias, b.ops)
             new = [op for op in b.ops if op.name != "graph.strided_slice" or op in copies]
             if seconds(new) > seconds([op for m in members for op in m.ops(bias)]):

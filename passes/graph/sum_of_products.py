@@ -30,23 +30,23 @@ def sum_of_products(func: Func, ctx: PassContext, *, always: bool = False) -> Fu
     return summed(func, ctx, always=always)
 
 
-def joined_already(func: Func) -> Callable[[Op], bool]:
-    """Whether a function has a concatenation already."""
+def seconds_beside(func: Func, ctx: PassContext) -> Callable[[Sequence[Op]], float]:
+    """The estimate of ops beside a function: concatenations that it has already cost nothing."""
     known = {(op.operands, op.attrs) for op in func.body.ops if op.name == "graph.concatenate"}
-    return lambda op: op.name == "graph.concatenate" and (op.operands, op.attrs) in known
+    hardware = ctx.hardware or load_hardware(ctx.target)
+
+    def seconds(ops: Sequence[Op]) -> float:
+        new = (op for op in ops if op.name != "graph.concatenate" or (op.operands, op.attrs) not in known)
+        return sum(ctx.estimator.op_s(op, hardware) for op in new)
+
+    return seconds
 
 
 def summed(func: Func, ctx: PassContext, *, always: bool) -> Func:
     """The function with sums of products as products; see the pass. What is joined already costs nothing."""
     if not forward_ops(func):
         return func
-    joined = joined_already(func)
-    hardware = None if always else ctx.hardware or load_hardware(ctx.target)
-
-    def seconds(ops: Sequence[Op]) -> float:
-        assert hardware is not None
-        return sum(ctx.estimator.op_s(op, hardware) for op in ops if not joined(op))
-
+    seconds = None if always else seconds_beside(func, ctx)
     made_by, uses = producers(func.body), use_counts(func.body)
     replaced: dict[Value, Value] = {}
     before: dict[Op, list[Op]] = {}
@@ -70,7 +70,7 @@ def summed(func: Func, ctx: PassContext, *, always: bool) -> Func:
         for value in (*(_joined(b, g) for g in merged), *(v for v in leaves if v not in members)):
             total = value if total is None else b.value("graph.add", total, value)
         old = [*additions, *(p for g in merged for p in g)]
-        if hardware is not None and seconds(b.ops) > seconds(old):
+        if seconds is not None and seconds(b.ops) > seconds(old):
             continue
         assert total is not None
         before[op] = b.ops

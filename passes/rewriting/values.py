@@ -86,3 +86,20 @@ def needed(ops: Sequence[Op]) -> list[Op]:
             needed.append(op)
             values |= set(op.operands)
     return needed[::-1]
+
+
+def making(makers: Mapping[Value, Op], values: Iterable[Value]) -> list[Op]:
+    """The ops among `makers` that `values` need, directly or not, operands first."""
+    ordered: dict[Op, None] = {}
+    todo = [(v, False) for v in reversed(list(values))]
+    while todo:
+        value, ready = todo.pop()
+        op = makers.get(value)
+        if op is None or op in ordered:
+            continue
+        if ready:
+            ordered[op] = None
+        else:
+            todo.append((value, True))
+            todo.extend((v, False) for v in reversed(op.operands))
+    return list(ordered)

@@ -11,7 +11,7 @@ from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Value
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes.analysis.work.operator_work import OperatorWork, operator_work
-from tilewright.tools.data_movement.operators import grouped, lowered_operators
+from tilewright.tools.data_movement.operators import grouped, lowered_operators, results_of
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,8 @@ def kernels_of(
         for op in ops:
             for v in op.results:
                 names[v] = f"{name} {sum(n.startswith(f'{name} ') for n in names.values())}"
-    readers: dict[Value, set[str]] = {}
-    for name, ops in members.items():
-        for v in (v for op in ops for v in op.operands):
-            readers.setdefault(v, set()).add(name)
-    returned = set(main.body.ops[-1].operands)
-    out = []
-    for name, ops in members.items():
-        results = [v for op in ops for v in op.results if v in returned or readers.get(v, set()) - {name}]
-        out.append(_Kernel(name, ops, results, names).dims())
-    return tuple(out)
+    results = results_of(main, members)
+    return tuple(_Kernel(name, ops, results[name], names).dims() for name, ops in members.items())
 
 
 class _Kernel:

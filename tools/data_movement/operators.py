@@ -39,17 +39,21 @@ def operators_of(module: Module, groups: Mapping[str, Sequence[str]] | None = No
     """
     main = lowered_operators(module)
     members = grouped(main, groups)
+    results = results_of(main, members)
+    return tuple(Operator(name, operator_work(ops, results[name])) for name, ops in members.items())
+
+
+def results_of(main: Func, members: Mapping[str, Sequence[Op]]) -> dict[str, list[Value]]:
+    """What the ops of each operator make that @main returns or another operator reads, by its name."""
     readers: dict[Value, set[str]] = {}
     for name, ops in members.items():
         for v in (v for op in ops for v in op.operands):
             readers.setdefault(v, set()).add(name)
     returned = set(main.body.ops[-1].operands)
-    out = []
-    for name, ops in members.items():
-        made = [v for op in ops for v in op.results]
-        results = [v for v in made if v in returned or readers.get(v, set()) - {name}]
-        out.append(Operator(name, operator_work(ops, results)))
-    return tuple(out)
+    return {
+        name: [v for op in ops for v in op.results if v in returned or readers.get(v, set()) - {name}]
+        for name, ops in members.items()
+    }
 
 
 def lowered_operators(module: Module, *, each: bool = False) -> Func:

@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.ir import InputError, Level, Module, Op, UnsupportedError, Value
 from tilewright.ir.facts import SAME_MEMORY
 from tilewright.ir.opdef import facts_of, op_def
+from tilewright.passes.rewriting.values import making
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,7 @@ class Line:
 
     def fixed_ops(self, values: Sequence[Value]) -> list[Op]:
         """The ops that make constant `values`, operands first."""
-        ordered: dict[Op, None] = {}
-        todo = [(v, False) for v in reversed(values)]
-        while todo:
-            value, ready = todo.pop()
-            op = self.fixed[value]
-            if op in ordered:
-                continue
-            if ready:
-                ordered[op] = None
-            else:
-                todo.append((value, True))
-                todo.extend((v, False) for v in reversed(op.operands))
-        return list(ordered)
+        return making(self.fixed, values)
 
     @cached_property
     def constant_bytes(self) -> tuple[Mapping[str, int], ...]:

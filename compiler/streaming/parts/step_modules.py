@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tilewright.ir import Block, Constants, Func, Level, Module, Op, Value
 from tilewright.ir.modules.compare import equal
 from tilewright.runtime.arena.placement import plan_arena
+from tilewright.streaming.parts.copied_ops import copied_ops
 from tilewright.streaming.parts.line import Line
 
 
@@ -50,16 +51,7 @@ def _step(line: Line, begin: int, end: int) -> NetworkStep:
     params = tuple(renamed.values())
     ops = line.ops[begin:end]
     used = dict.fromkeys(v for op in ops for v in op.operands if v in line.fixed)
-    names: list[str] = []
-    body: list[Op] = []
-    for op in (*line.fixed_ops(list(used)), *ops):
-        results = tuple(Value(v.type) for v in op.results)
-        operands = tuple(renamed[v] for v in op.operands)
-        if op.name == "graph.constant":
-            names.append(str(op["name"]))
-            op = op.with_attrs(name=f"c{len(names) - 1}")
-        renamed |= dict(zip(op.results, results, strict=True))
-        body.append(replace(op, operands=operands, results=results))
+    body, names = copied_ops((*line.fixed_ops(list(used)), *ops), renamed)
     body.append(Op("graph.return", tuple(renamed[v] for v in outputs)))
     types = tuple(v.type for v in outputs)
     main = Func(Level.GRAPH, "main", Block(params, tuple(body)), types)

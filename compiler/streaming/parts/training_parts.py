@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ from tilewright.ir import Block, Constants, Func, Level, Module, Op, Unsupported
 from tilewright.ir.types import array_type
 from tilewright.passes.graph.distribute.pipeline.step_places import StepFlow, StepPlaces
 from tilewright.runtime.dtypes import DTYPES
+from tilewright.streaming.parts.copied_ops import copied_ops
 
 #: bytes from which a value that only updates read goes to storage like state, and not over the cut
 KEPT_BYTES = 4096
@@ -168,15 +169,7 @@ class _Cutting:
         for v in out:
             old.append(Value(v.type, f"s{len(old)}"))
             names.append(self.kept[v])
-        body, constants = list[Op](), list[str]()
-        for op in (*fixed, *ops):
-            results = tuple(Value(v.type) for v in op.results)
-            operands = tuple(renamed[v] for v in op.operands)
-            if op.name == "graph.constant":
-                constants.append(str(op["name"]))
-                op = op.with_attrs(name=f"c{len(constants) - 1}")
-            renamed |= dict(zip(op.results, results, strict=True))
-            body.append(replace(op, operands=operands, results=results))
+        body, constants = copied_ops((*fixed, *ops), renamed)
         new += [renamed[flow.new[s]] if s in changed else renamed[s] for s in states]
         new += [renamed[v] for v in back] + [renamed[v] for v in out]
         returned = (*(renamed[v] for v in outputs), *new)

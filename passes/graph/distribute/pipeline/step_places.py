@@ -23,6 +23,7 @@ from tilewright.ir import Func, Op, Value
 from tilewright.ir.errors import InputError
 from tilewright.ir.opdef import op_def
 from tilewright.passes.analysis.backward_pass import LOSS, forward_ops
+from tilewright.passes.rewriting.values import making
 
 
 @dataclass(frozen=True)
@@ -77,19 +78,7 @@ class StepFlow:
 
     def fixed_ops(self, values: Iterable[Value]) -> list[Op]:
         """The fixed ops that `values` need, operands first."""
-        ordered: dict[Op, None] = {}
-        todo = [(v, False) for v in reversed(list(values))]
-        while todo:
-            value, ready = todo.pop()
-            op = self.fixed.get(value)
-            if op is None or op in ordered:
-                continue
-            if ready:
-                ordered[op] = None
-            else:
-                todo.append((value, True))
-                todo.extend((v, False) for v in reversed(op.operands))
-        return list(ordered)
+        return making(self.fixed, values)
 
     @cached_property
     def _states_below(self) -> dict[Value, frozenset[Value]]:
