@@ -27,7 +27,7 @@ struct __align__(16) ulonglong2 { unsigned long long x, y; };
 // strides in bytes include that of the first one. `channels` is 0 for tiled maps.
 struct tw_tensor_map {
     unsigned char* base;
-    int rank, itemsize, swizzle, nan;
+    int rank, itemsize, swizzle, nan, rounds;
     long long dims[5], strides[5];
     int box[5], steps[5], lower[3], upper[3], channels, pixels;
 };
@@ -509,9 +509,16 @@ static inline void tw_each_of_tile(const TwTransfer& t, Act act) {
         for (int i = 0; i < m.rank && ++step[i] == count[i]; ++i) step[i] = 0;
     }
 }
+// Maps that round bring float32 to TF32: to the nearest, ties to even; infinity and nan as they are.
 static inline void tw_bring(const tw_tensor_map& m, unsigned char* place, const unsigned char* element) {
     if (element) __builtin_memcpy(place, element, m.itemsize);
     else __builtin_memset(place, m.nan ? 0xff : 0, m.itemsize);
+    if (!m.rounds) return;
+    unsigned int bits;
+    __builtin_memcpy(&bits, place, 4);
+    if ((bits >> 23 & 0xff) == 0xff) return;
+    bits = (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
+    __builtin_memcpy(place, &bits, 4);
 }
 static inline void tw_land_tile(void* own) {
     TwTransfer* t = (TwTransfer*)own;

@@ -160,7 +160,7 @@ static Map read_map(FILE* job) {
     Map m;
     tw_tensor_map& r = m.recipe;
     memset(&r, 0, sizeof r);
-    bool good = fscanf(job, "%d %zu %d %d %d %d", &m.arg, &m.offset, &r.rank, &r.itemsize, &r.swizzle, &r.nan) == 6 && r.rank <= 5;
+    bool good = fscanf(job, "%d %zu %d %d %d %d %d", &m.arg, &m.offset, &r.rank, &r.itemsize, &r.swizzle, &r.nan, &r.rounds) == 7 && r.rank <= 5;
     for (int i = 0; good && i < r.rank; ++i)
         good = fscanf(job, "%lld %lld %d %d", &r.dims[i], &r.strides[i], &r.box[i], &r.steps[i]) == 4;
     good = good && fscanf(job, "%d %d", &r.channels, &r.pixels) == 2;

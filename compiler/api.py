@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from tilewright.compilation.lowering import build, lower, training_step
+from tilewright.compilation.lowering import Lowered, lower, training_step
 from tilewright.compilation.memory_budget import exceeds_memory_budget
 from tilewright.compilation.option_values import (
     PARTITIONER,
@@ -34,6 +34,7 @@ from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
+from tilewright.refused_kernels import Choose, built
 from tilewright.request import CompileRequest
 from tilewright.running.buckets import Buckets, ShapesOption
 from tilewright.running.executable import LEVELS, Artifact, Executable
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 def compile(
     module: Module,
-    target: str = "auto",
+    target: str | Target = "auto",
     *,
     tune: Tune = "model",
     tuning_db: str | os.PathLike[str] | None = None,
@@ -71,7 +72,7 @@ def compile(
     """Compile a module (graph level, or tensor level with or without chosen parameters) for a target.
 
     target: `auto` (CUDA where a GPU is present, else OpenCL), `cuda`, `cuda:sm_90a`, `opencl`, `emulator`,
-        `reference` or `null`.
+        `reference` or `null`; or a target that was resolved before.
     tune: `model` chooses algorithms and implementation parameters by the cost model; `measure` times the
         algorithms of every convolution, then searches the parameters of every contraction kernel, on the
         device, which must be present.
@@ -94,7 +95,8 @@ def compile(
         network has without it; `any`, whatever is fastest.
     partitioner: which ops share a kernel: `rules`, each op joins the latest producer it fits; `exact`, the
         partition whose kernels take the least time by the cost model; `algorithm1`, pairs merged while that
-        helps; `none`.
+        helps; `maximal`, products alone and all else in as few kernels as may be, with nothing computed again
+        and no kernel for attention, as published for training ("Data Movement Is All You Need"); `none`.
     layouts: what chooses the order of dimensions in which intermediate values are stored: `cut`, channels
         first or last; `exact`, of all orders that some op can use, those of least time by the cost model,
         which takes longer to compile; `sssp`, shortest paths over the same costs, the baseline of `exact`.
@@ -169,23 +171,14 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
             f"{len(missing)} constants have no data: {', '.join(missing[:5])}", where=f"@{module.name}"
         )
     with _measured_choice(target, request) as measured:
-        lowered = lower(
-            module,
-            target,
-            request.instruments,
-            precision=request.precision,
-            conv_algorithm=request.conv_algorithm,
-            workspace=request.workspace,
-            partitioner=request.partitioner,
-            layouts=request.layouts,
-            own=own,
-            verify_each=request.verify_each,
-            choose=measured.choose if measured else None,
-            choose_algorithms=measured.choose_algorithms if measured else None,
+        lowered, plan, refused = built(
+            _lowering(request, module, target, own, measured),
+            target.hardware,
+            measured.choose if measured else None,
+            progress=request.progress,
         )
         tuning = measured.facts() if measured else _untuned(target, libraries=request.libraries)
         entries = measured.texts() if measured else {}
-    plan = build(lowered, progress=request.progress, placed=False)  # streams decide on places
     constants = constants_of(plan, lowered.thread.constants)
     work = work_of(plan, kernel_costs(lowered.records), target.hardware)
     device = partial(open_device, str(target))
@@ -197,9 +190,31 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     facts |= {"streams": chosen.facts(), "parameters": parameter_facts(module), **training_facts(module)}
     if own.pipelines:
         facts["passes"] = own.facts()
+    if refused.facts:
+        facts["refused"] = refused.facts
     levels = {name: replace(getattr(lowered, name), constants=Constants()) for name in LEVELS}
     artifact = Artifact(chosen.plan, constants, facts, levels, entries)
     return _with_network(executable_of(artifact, str(target), instances=request.instances), request, module)
+
+
+def _lowering(
+    request: CompileRequest, module: Module, target: Target, own: OwnPasses, measured: MeasuredChoice | None
+) -> Callable[[Choose | None], Lowered]:
+    """How a module is lowered with a choice of parameters."""
+    return lambda choose: lower(
+        module,
+        target,
+        request.instruments,
+        precision=request.precision,
+        conv_algorithm=request.conv_algorithm,
+        workspace=request.workspace,
+        partitioner=request.partitioner,
+        layouts=request.layouts,
+        own=own,
+        verify_each=request.verify_each,
+        choose=choose,
+        choose_algorithms=measured.choose_algorithms if measured else None,
+    )
 
 
 def _with_network(executable: Executable, request: CompileRequest, module: Module) -> Executable:

@@ -17,6 +17,7 @@ from tilewright.compilation.option_values import (
     Workspace,
 )
 from tilewright.compilation.own_passes import PassesOption
+from tilewright.devices.targets import Target
 from tilewright.ir import InputError
 from tilewright.ir.errors import expect
 from tilewright.measuring.budget import budget_seconds
@@ -39,7 +40,7 @@ _OF_KERNELS = {
 class CompileRequest:
     """The options as they were given; `tilewright.compile` says what each means and has their defaults."""
 
-    target: str
+    target: str | Target
     tune: Tune
     tuning_db: str | os.PathLike[str] | None
     budget: float | str | None

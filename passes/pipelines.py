@@ -84,6 +84,20 @@ dce,
 prefetch-weights
 """)
 
+#: passes that decide in ways of their own what is stored and what shares a kernel, by stage: the partitioner
+#: `maximal` leaves them out
+_OTHER_KERNELS = {
+    "graph": ("signs-of-results",),
+    "tensor": (
+        "split-reductions",
+        "split-sums",
+        "inline-maps",
+        "fuse-attention-backward",
+        "join-column-sums",
+        "chain-kernels",
+    ),
+}
+
 #: the first pass of TENSOR that needs the final parameters: before it they may be chosen by measurement
 PACKING = "pack-weights"
 
@@ -160,6 +174,16 @@ ESTIMATES: Mapping[str, Pipeline] = {
 
 #: what float32 factors of products are allowed (the attribute of tensor.contract) in a precision
 FACTORS: Mapping[str, str] = {"fp32": "split", "tf32": "tf32"}
+
+
+def partitioned(pipeline: Pipeline, partitioner: str) -> Pipeline:
+    """A pipeline of tensor ops, or part of one, in which this chooses which ops share a kernel."""
+    if partitioner == "maximal":
+        pipeline = pipeline.without(*(n for n in _OTHER_KERNELS["tensor"] if n in pipeline.names))
+    if partitioner == "rules" or "fuse-kernels" not in pipeline.names:
+        return pipeline
+    widened = "widen-where-read, " if partitioner == "maximal" else ""
+    return pipeline.replace("fuse-kernels", f"{widened}fuse-kernels{{partitioner={partitioner}}}")
 
 
 def estimates(name: str, factors: str = "") -> Pipeline:
@@ -248,7 +272,8 @@ def official_stages(
 ) -> Stages:
     """The stages for a module whose @main is at level `start`, in a kernel language (`cuda` or `opencl`).
 
-    partitioner: what chooses which ops share a kernel (see the pass fuse-kernels).
+    partitioner: what chooses which ops share a kernel (see the pass fuse-kernels); `maximal` leaves out what
+    else decides that (attention as one kernel, sums in parts, values computed again).
     layouts: what chooses the order of dimensions of values (see the pass choose-layouts).
     conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
     would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
@@ -260,10 +285,10 @@ def official_stages(
             f"precision {precision} is decided on graph ops; @main holds tensor ops already"
         )
     tensor = extra.get("tensor", NOTHING) + TENSOR
-    if partitioner != "rules":
-        tensor = tensor.replace("fuse-kernels", f"fuse-kernels{{partitioner={partitioner}}}")
+    tensor = partitioned(tensor, partitioner)
     if layouts != "cut":
-        tensor = tensor.replace("choose-layouts", f"choose-layouts{{method={layouts}}}")
+        by = ", partitioner=maximal" if partitioner == "maximal" else ""
+        tensor = tensor.replace("choose-layouts", f"choose-layouts{{method={layouts}{by}}}")
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
     expanded, products, saved = EXPANDED, PRODUCTS, SAVED
@@ -272,6 +297,9 @@ def official_stages(
         products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
         products = products.replace("join-groups", f"join-groups{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
+    if partitioner == "maximal":
+        expanded = Pipeline.parse("expand-attention{always=true}")
+        products, saved = products.without(*_OTHER_KERNELS["graph"]), NOTHING
     graph = GRAPH + extra.get("graph", NOTHING) + expanded + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)

@@ -43,14 +43,23 @@ def in_place_pairs(func: Func) -> tuple[tuple[int, int], ...]:
         for value in dict.fromkeys(access.op.operands):
             if value in accesses:
                 accesses[value].append(access)
+    read_at: dict[Value, tuple[_Place | None, tuple[int, ...]]] = {}
+    positions = {v: i for i, v in enumerate(func.params)}
     pairs = []
     for written, stores in accesses.items():
         if len(stores) != 1 or not _writes_each_element_once(func, stores[0], written):
             continue
+        written_at = _written_at(stores[0])
+        if written_at is None:
+            continue
         for read, loads in accesses.items():
-            same_type = read is not written and read.type == written.type
-            if same_type and loads and all(_reads_what_it_overwrites(load, stores[0]) for load in loads):
-                pairs.append((func.params.index(read), func.params.index(written)))
+            if read is written or read.type != written.type:
+                continue
+            if read not in read_at:
+                read_at[read] = _read_at(loads)
+            place, last = read_at[read]
+            if place == written_at and last < stores[0].path:
+                pairs.append((positions[read], positions[written]))
     return tuple(sorted(pairs))
 
 
@@ -187,20 +196,31 @@ def _writes_each_element_once(func: Func, store: _Access, buffer: Value) -> bool
     return threads * times * value.lanes == math.prod(buffer.tensor.shape)
 
 
-def _reads_what_it_overwrites(load: _Access, store: _Access) -> bool:
-    op = load.op
-    if op.name != "thread.load" or op["mask"] or load.path >= store.path:
-        return False
+#: elements of a buffer that the iterations of a loop nest take: lanes, extents of loops, index
+_Place = tuple[int, tuple[int, ...], tuple[Expr, ...]]
+
+
+def _read_at(accesses: Sequence[_Access]) -> tuple[_Place | None, tuple[int, ...]]:
+    """Where plain loads of a buffer read it, all of them in one place, and the last of their paths."""
+    places: set[_Place] = set()
+    for access in accesses:
+        op = access.op
+        if op.name != "thread.load" or op["mask"] or any(s.name != "thread.loop" for s in access.around):
+            return None, ()
+        places.add((op.integer("lanes"), _extents(access), _index(access)))
+        if len(places) > 1:
+            return None, ()
+    return (places.pop(), max(a.path for a in accesses)) if places else (None, ())
+
+
+def _written_at(store: _Access) -> _Place | None:
+    """Return where a store writes its buffer; None where it stores no scalars."""
     value = store.op.operands[0].type
-    if not isinstance(value, ScalarType) or op["lanes"] != value.lanes:
-        return False
-    if len(load.around) != len(store.around):
-        return False
-    if any(scope.name != "thread.loop" for scope in load.around):
-        return False
-    if [s.integer("extent") for s in load.around] != [s.integer("extent") for s in store.around]:
-        return False
-    return _index(load) == _index(store)
+    return (value.lanes, _extents(store), _index(store)) if isinstance(value, ScalarType) else None
+
+
+def _extents(access: _Access) -> tuple[int, ...]:
+    return tuple(scope.integer("extent") for scope in access.around)
 
 
 def _index(access: _Access) -> tuple[Expr, ...]:

@@ -74,16 +74,16 @@ def plan_network(
     """
     graph = run_pipeline(module, GRAPH, PassContext())
     if communicator is None:
-        return _planned(graph, name, options, _given_cluster(options), None, [], None)[1]
+        return _planned(graph, name, options, given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
     choices = {**options.timing, "precision": options.precision}
     with WholeNetwork(module, communicator, inputs, **choices) as whole:
         expected, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
             samples = measure_link(communicator, **options.timing)
-            cluster = _measured_cluster(graph, name, options, times, samples, communicator)
+            cluster = shared_cluster(graph, name, options, times, samples, communicator)
         else:
-            cluster = _given_cluster(options)
+            cluster = given_cluster(options)
         best, facts = _planned(graph, name, options, cluster, times, samples, communicator)
         if not options.run:
             return facts
@@ -132,7 +132,7 @@ def _part_seconds(
     return op_seconds(module.main, problem.cluster, options.precision, *measured)
 
 
-def _given_cluster(options: PlanOptions) -> Cluster:
+def given_cluster(options: PlanOptions) -> Cluster:
     """The record that was named; raises InputError for one of another number of devices."""
     if options.record is None:
         raise InputError("expected a cluster record, or ranks that measure")
@@ -145,7 +145,7 @@ def _given_cluster(options: PlanOptions) -> Cluster:
     return cluster
 
 
-def _measured_cluster(
+def shared_cluster(
     graph: Module,
     name: str,
     options: PlanOptions,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from tilewright.cluster.measuring.link import LinkSample
 from tilewright.cluster.measuring.machine import NetworkTimes
 from tilewright.cluster.measuring.run import Execution
+from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import COMPONENTS, RankTimes
-from tilewright.cluster.planning.search import PlanCandidate, PlanningProblem, SearchOutcome
+from tilewright.cluster.planning.search import PlanningProblem, SearchOutcome
 from tilewright.cluster.text import seconds_text
 
 #: components in words
 WORDS = {
     "compute": "compute",
     "wp": "weight partition",
-    "dp": "gather of samples",
+    "dp": "between replicas",
     "pp": "pipeline transfers",
     "wait": "waiting for others",
     "overhead": "between launches",
@@ -52,7 +53,7 @@ def plan_facts(
             "model_s": best.row["total_s"],
             "memory_bytes": best.row["memory_bytes"],
             "memory_capacity_bytes": best.row["memory_capacity_bytes"],
-            "components_s": _mean(best.ranks),
+            "components_s": mean_components(best.ranks),
         },
         "candidates": [
             {
@@ -74,15 +75,29 @@ def _op_name(problem: PlanningProblem, cut: int) -> str:
     return f"{op.name.removeprefix('graph.')} {op.loc}".strip()
 
 
-def _mean(ranks: Sequence[RankTimes]) -> dict[str, float]:
+def mean_components(ranks: Sequence[RankTimes]) -> dict[str, float]:
+    """Seconds by component, means over ranks."""
     return {name: sum(r.components_s[name] for r in ranks) / len(ranks) for name in COMPONENTS}
 
 
+class Priced(Protocol):
+    """A division with the predicted times of its ranks."""
+
+    @property
+    def division(self) -> ParallelPlan: ...
+
+    @property
+    def ranks(self) -> tuple[RankTimes, ...]: ...
+
+    @property
+    def predicted_s(self) -> float: ...
+
+
 def execution_facts(
-    best: PlanCandidate, execution: Execution, times: NetworkTimes, after_s: float, runs: str
+    best: Priced, execution: Execution, times: NetworkTimes, after_s: float, runs: str
 ) -> dict[str, Any]:
     """Predicted against measured seconds: of the whole, by component (means over ranks), and by rank."""
-    predicted, measured = _mean(best.ranks), _mean(execution.ranks)
+    predicted, measured = mean_components(best.ranks), mean_components(execution.ranks)
     division = best.division
     return {
         "target": times.target,
@@ -92,11 +107,11 @@ def execution_facts(
         "relative_error": execution.relative_error,
         "whole_network_s": times.total_s,
         "whole_network_after_s": after_s,
-        "total": _compared(best.predicted_s, execution.total_s),
+        "total": compared(best.predicted_s, execution.total_s),
         "components": [
             {
                 "name": name,
-                **_compared(predicted[name], measured[name]),
+                **compared(predicted[name], measured[name]),
                 "predicted_share": _share(predicted[name], predicted),
                 "measured_share": _share(measured[name], measured),
             }
@@ -117,9 +132,10 @@ def execution_facts(
     }
 
 
-def _compared(predicted: float, measured: float) -> dict[str, float | None]:
-    ratio = predicted / measured if measured else None
-    return {"predicted_s": predicted, "measured_s": measured, "ratio": ratio}
+def compared(predicted_s: float, measured_s: float) -> dict[str, float | None]:
+    """Return a prediction beside what was measured, and their ratio; None where nothing was measured."""
+    ratio = predicted_s / measured_s if measured_s else None
+    return {"predicted_s": predicted_s, "measured_s": measured_s, "ratio": ratio}
 
 
 def _share(part: float, whole: Mapping[str, float]) -> float:
@@ -154,7 +170,7 @@ def report_text(facts: Mapping[str, Any]) -> str:
         if c["not_executable"]:
             lines.append(f"  cannot be executed: {c['not_executable']}")
     if "execution" in facts:
-        lines += ["", *_execution_lines(facts["execution"])]
+        lines += ["", *execution_lines(facts["execution"])]
     return "\n".join(lines)
 
 
@@ -176,18 +192,20 @@ def _shape_text(row: Mapping[str, Any]) -> str:
     return f"{text}, {row['micro_batches']} micro-batches" if row["micro_batches"] > 1 else text
 
 
-def _execution_lines(run: Mapping[str, Any]) -> list[str]:
+def execution_lines(run: Mapping[str, Any], compared: str = "", whole: str = "network") -> list[str]:
+    """The comparison of what was predicted and measured. compared: with what results it was checked."""
+    of = f" of {compared}" if compared else ""
     lines = [
-        f"executed on {run['device']}, {run['runs']}; relative error against the whole network "
+        f"executed on {run['device']}, {run['runs']}; relative error{of} against the whole {whole} "
         f"{run['relative_error']:.1e}",
-        f"the whole network on every rank at once: {seconds_text(run['whole_network_s'])} before, "
+        f"the whole {whole} on every rank at once: {seconds_text(run['whole_network_s'])} before, "
         f"{seconds_text(run['whole_network_after_s'])} after",
         f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'share predicted':>17}{'measured':>10}",
     ]
     for c in run["components"]:
         shares = f"{100 * c['predicted_share']:15.1f} %{100 * c['measured_share']:8.1f} %"
-        lines.append(f"{WORDS[c['name']]:20}{_pair(c)}{shares}")
-    lines.append(f"{'total':20}{_pair(run['total'])}")
+        lines.append(f"{WORDS[c['name']]:20}{pair_text(c)}{shares}")
+    lines.append(f"{'total':20}{pair_text(run['total'])}")
     for r in run["ranks"]:
         seen = ", ".join(
             f"{WORDS[n]} {seconds_text(r['predicted_s'][n])} / {seconds_text(r['measured_s'][n])}"
@@ -205,6 +223,7 @@ def _execution_lines(run: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _pair(c: Mapping[str, Any]) -> str:
+def pair_text(c: Mapping[str, Any]) -> str:
+    """Predicted and measured seconds, and their ratio."""
     ratio = "-" if c["ratio"] is None else f"{c['ratio']:.2f}"
     return f"{seconds_text(c['predicted_s']):>12}{seconds_text(c['measured_s']):>12}{ratio:>8}"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.builders.compile_many import compile_many
+from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, WorkError
 from tilewright.ir.types import itemsize
@@ -17,17 +18,52 @@ from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, K
 from tilewright.runtime.plan.tensor_map import LaunchMap
 
 
+class SerialisedKernels(WorkError):
+    """Kernels whose multiplications ptxas serialises; reasons: what it says of each, by name."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        name, reason = next(iter(reasons.items()))
+        more = f" (and {len(reasons) - 1} more such kernels)" if len(reasons) > 1 else ""
+        super().__init__(f"{_waits(name, reason)}{more}; expected parameters that leave registers enough")
+        self.reasons = dict(reasons)
+
+
+def _waits(name: str, reason: str) -> str:
+    return f"kernel {name!r}: its multiplications wait for one another: {reason}"
+
+
 def emit_kernels(module: Module, target: Target) -> dict[str, KernelSource]:
-    """The text of every thread-level function, by its name, in the language of the target."""
+    """The text of every thread-level function, by its name, in the language of the target.
+
+    Raises WorkError for a kernel that needs more shared memory than a block of the GPU can have: no launch of
+    it would succeed.
+    """
     emit = emit_cuda if target.language == "cuda" else emit_opencl
-    return {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}
+    sources = {f.name: emit(f) for f in module.funcs if f.level is Level.THREAD}
+    if target.kind == "cuda" and isinstance(target.hardware, GpuHardware):
+        for name, source in sources.items():
+            _check_shared_memory(name, source, target.hardware.smem_per_block_max_bytes)
+    return sources
+
+
+def _check_shared_memory(name: str, source: KernelSource, most: int) -> None:
+    """Raise WorkError where a block of a kernel needs more than `most` bytes of shared memory."""
+    needed = source.shared_bytes_static + source.shared_bytes_dynamic
+    if needed > most:
+        raise WorkError(
+            f"kernel {name!r}: expected at most {most} bytes of shared memory for a block, got {needed}"
+        )
 
 
 def build_codes(
-    sources: Mapping[str, KernelSource], target: Target, *, progress: bool | None = None
+    sources: Mapping[str, KernelSource],
+    target: Target,
+    *,
+    progress: bool | None = None,
+    timed: Collection[str] = (),
 ) -> dict[str, KernelCode]:
     """Kernels by name, compiled as `compiled` does."""
-    return compiled(kernel_codes(sources, target), target, progress=progress)
+    return compiled(kernel_codes(sources, target), target, progress=progress, timed=timed)
 
 
 def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[str, KernelCode]:
@@ -60,25 +96,31 @@ def launch_maps(source: KernelSource) -> tuple[LaunchMap, ...]:
 
 
 def compiled(
-    codes: Mapping[str, KernelCode], target: Target, *, progress: bool | None = None, timed: bool = False
+    codes: Mapping[str, KernelCode],
+    target: Target,
+    *,
+    progress: bool | None = None,
+    timed: Collection[str] = (),
 ) -> dict[str, KernelCode]:
     """The same kernels; CUDA text is compiled in parallel through the cache, OpenCL text on the device.
 
     Kernels of libraries have no text to compile. A kernel whose multiplications ptxas serialises takes
-    several times as long as the cost model expects: raises WorkError, naming it; with a warning instead where
-    kernels are `timed`, because measurements then say so themselves.
+    several times as long as the cost model expects: raises SerialisedKernels for all such kernels; a warning
+    is enough for those of the names `timed`, because measurements say so themselves.
     """
     if target.kind != "cuda":
         return dict(codes)
     texts = {n: k for n, k in codes.items() if k.language != "library"}
     binaries = compile_many([(n, k.source) for n, k in texts.items()], arch=target.arch, progress=progress)
-    out = dict(codes)
+    out, serialised = (
+        dict(codes),
+        {n: b.serialised for n, b in zip(texts, binaries, strict=True) if b.serialised},
+    )
+    if unknown := {n: reason for n, reason in serialised.items() if n not in timed}:
+        raise SerialisedKernels(unknown)
+    for name, reason in serialised.items():
+        warnings.warn(f"{_waits(name, reason)}; its time is measured", RuntimeWarning, stacklevel=2)
     for (name, code), binary in zip(texts.items(), binaries, strict=True):
-        if binary.serialised:
-            clause = f"kernel {name!r}: its multiplications wait for one another: {binary.serialised}"
-            if not timed:
-                raise WorkError(f"{clause}; expected parameters that leave registers enough")
-            warnings.warn(f"{clause}; it is timed as it is", RuntimeWarning, stacklevel=2)
         r = binary.kernels[code.entry]
         resources = KernelResources(r.registers, r.spill_bytes, r.static_shared_bytes)
         out[name] = replace(code, binary=binary.cubin, arch=target.arch, resources=resources)

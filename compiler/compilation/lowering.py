@@ -18,6 +18,7 @@ from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, verify
 from tilewright.ir.nodes import INFERENCE
 from tilewright.passes import Instrument, PassContext, run_pipeline
+from tilewright.passes.kernels.decision import is_measured
 from tilewright.passes.pipelines import LOSS_SCALE, PACKING, Stages, official_stages
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
@@ -129,7 +130,7 @@ def lower(
     precision: fp32, fp32-strict, tf32, fp16 or bf16 (see `tilewright.passes.pipelines.PRECISIONS`).
     conv_algorithm: auto, direct, winograd2, winograd4 or fft; workspace: network or any (see the pass
         choose-algorithms).
-    partitioner: rules, exact, algorithm1 or none (see the pass fuse-kernels).
+    partitioner: rules, exact, algorithm1, maximal or none (see the pass fuse-kernels).
     layouts: cut, exact or sssp (see the pass choose-layouts).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
@@ -176,7 +177,8 @@ def training_step(module: Module, precision: str, context: PassContext) -> Modul
 def build(lowered: Lowered, *, progress: bool | None = None, placed: bool = True) -> ExecutionPlan:
     """Compile the kernels (CUBINs for CUDA; OpenCL text is built by its device) and make the plan.
 
-    placed: as of `plan_module`.
+    placed: as of `plan_module`. Raises SerialisedKernels as `compiled` does, unless kernels were measured.
     """
-    codes = build_codes(lowered.sources, lowered.target, progress=progress)
+    measured = [f.name for f in lowered.thread.funcs if is_measured(f)]
+    codes = build_codes(lowered.sources, lowered.target, progress=progress, timed=measured)
     return plan_module(lowered.thread, lowered.sources, codes, str(lowered.target), placed=placed)

@@ -8,7 +8,7 @@ from typing import Final, Literal
 Tune = Literal["model", "measure"]
 Precision = Literal["fp32", "fp32-strict", "tf32", "fp16", "bf16"]
 Workspace = Literal["network", "any"]
-Partitioner = Literal["rules", "exact", "algorithm1", "none"]
+Partitioner = Literal["rules", "exact", "algorithm1", "maximal", "none"]
 Layouts = Literal["cut", "exact", "sssp"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 

@@ -44,6 +44,7 @@ class Target:
     """`kind` is cuda, opencl, emulator, reference or null.
 
     `arch` is the architecture of CUDA C code; of opencl what names the device, where one was asked for.
+    As text it is what code was compiled for, not the record: whoever compiles again hands on the target.
     """
 
     kind: str
@@ -59,8 +60,10 @@ class Target:
         return f"{self.kind}:{self.arch}" if self.arch else self.kind
 
 
-def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
-    """The target `text` names. `auto` is CUDA where an NVIDIA GPU is present, else OpenCL.
+def resolve_target(text: str | Target, *, with_calibration: bool = True) -> Target:
+    """The target `text` names; one that is resolved stays as it is.
+
+    `auto` is CUDA where an NVIDIA GPU is present, else OpenCL.
 
     `cuda` takes the architecture of the GPU present, and sm_90a where there is none (compiling needs no GPU).
     The device found (of `auto`, `cuda` and `opencl`) brings its calibration, if it has one; a target that
@@ -71,6 +74,8 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     that need not be present. Raises InputError for anything else, and WorkError where no OpenCL device has
     the name.
     """
+    if isinstance(text, Target):
+        return text
     kind, _, arch = expect(text, str, f"a target as text ({', '.join(NAMES)})").partition(":")
     if kind == "auto" and not arch:
         present = _gpu()
@@ -94,6 +99,14 @@ def resolve_target(text: str, *, with_calibration: bool = True) -> Target:
     if kind == "reference" and not arch:
         return Target(kind, "", _cpu_record())
     raise InputError(f"expected a target among {', '.join(NAMES)}, got '{text}'")
+
+
+def target_here(text: str) -> Target:
+    """The target of the device that runs here what was compiled for a target.
+
+    The text of a target for GPUs names an architecture and no device: the record is that of the GPU present.
+    """
+    return resolve_target("cuda" if text.partition(":")[0] == "cuda" else text)
 
 
 def shipped_record(target: Target) -> Hardware:

@@ -158,7 +158,8 @@ def whole_facts(module: Module, part: Module) -> dict[str, Any]:
         p.hint: p for p in part.main.params if p.hint not in divided
     }  # pipelines take several runs at once
     params = [own.get(p.hint, p) for p in module.main.params]
-    rows = [[p.hint, storage_dtype(p.tensor.dtype).name, list(p.tensor.shape)] for p in params]
+    shapes = {p.hint: divided[p.hint].shape if p.hint in divided else p.tensor.shape for p in params}
+    rows = [[p.hint, storage_dtype(p.tensor.dtype).name, list(shapes[p.hint])] for p in params]
     return {
         STATE: [row for row in rows if row[0] in state],
         INPUTS: [row for row in rows if row[0] not in state],

@@ -213,7 +213,7 @@ def lowered(module: Module, target: Target, *, cold: bool) -> tuple[Module, Exec
 def _built(plans: Sequence[ExecutionPlan], target: Target) -> list[ExecutionPlan]:
     """The plans with their kernels compiled, all of them together."""
     numbered = {f"{k.name}#{i}": k for i, plan in enumerate(plans) for k in plan.kernels}
-    codes = compiled(numbered, target, progress=False, timed=True)
+    codes = compiled(numbered, target, progress=False, timed=numbered)
     out = []
     for i, plan in enumerate(plans):
         kernels = (replace(codes[f"{k.name}#{i}"], name=k.name) for k in plan.kernels)

@@ -149,7 +149,7 @@ def network_plan(module: Module, target: Target, *, cold_weights: bool | None = 
     cold = weights_leave_l2(module, target.hardware) if cold_weights is None else cold_weights
     thread = lower_program(module, target, cold=cold)
     sources = emit_kernels(thread, target)
-    codes = compiled(kernel_codes(sources, target), target, progress=False, timed=True)
+    codes = compiled(kernel_codes(sources, target), target, progress=False, timed=sources)
     plan = plan_module(thread, sources, codes, str(target))
     return NetworkPlan(plan, constants_of(plan, thread.constants), cold)
 

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tilewright.devices.opening import OpenedDevice
-from tilewright.devices.targets import resolve_target
+from tilewright.devices.targets import target_here
 from tilewright.ir import ArrayType, InputError, Module, parse, show
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
@@ -78,7 +78,11 @@ class Artifact:
         """The network at a level, without data; raises InputError where a file has no text of it."""
         if level not in self.modules and level not in self.saved_texts:
             raise InputError(f"expected an executable with its IR, the text {level!r} is missing")
-        return self.modules.get(level) or parse(self.saved_texts[level], where=f"text {level!r}")
+        if level in self.modules:
+            return self.modules[level]
+        import tilewright.passes.kernels.registry  # noqa: F401 - reads the decisions that stand in the text
+
+        return parse(self.saved_texts[level], where=f"text {level!r}")
 
     def kernels(self) -> Module:
         """The kernels at the thread level that the plan was made of.
@@ -229,15 +233,19 @@ class Executable:
         """Read the state of a network that has some; raises InputError for any other."""
         raise _without_state()
 
+    def own_inputs(self, inputs: Sequence[object]) -> Sequence[object]:
+        """The part of the inputs that the plan is given: all of them."""
+        return inputs
+
     def time(self, *inputs: object, repeats: int = 20) -> list[float]:
         """Seconds of each of `repeats` runs on the device's clock, without copies, after one warm-up."""
         loaded = self.load()
-        return loaded.time(inputs, repeats)
+        return loaded.time(self.own_inputs(inputs), repeats)
 
     def time_kernels(self, *inputs: object, repeats: int = 5) -> list[tuple[str, float]]:
         """Kernel name and median seconds of each launch, launched one by one."""
         loaded = self.load()
-        rows = loaded.time_kernels(inputs, repeats)
+        rows = loaded.time_kernels(self.own_inputs(inputs), repeats)
         names = [launch.kernel for launch in self.plan.launches]
         return [(n, float(np.median(r))) for n, r in zip(names, rows, strict=True)]
 
@@ -248,10 +256,12 @@ class Executable:
         communicates call it together. Raises UnsupportedError where the target runs nothing, or where the
         kernels were made by another version.
         """
-        loaded, device, target = self.load(), self._open()[0], resolve_target(self.target)
+        loaded, device, target = self.load(), self._open()[0], target_here(self.target)
         kernels = self.artifact.kernels
         subject = Subject(target, device, loaded, self.artifact.constants, kernels, self.communicator)
-        return profile_loaded(subject, inputs, repeats=repeats, compare_serial=compare_serial)
+        return profile_loaded(
+            subject, self.own_inputs(inputs), repeats=repeats, compare_serial=compare_serial
+        )
 
     def report(self) -> dict[str, Any]:
         """Plain data about the compilation: target, kernels with parameters, bound and estimate, memory."""

@@ -116,7 +116,8 @@ class DistributedStep(DistributedExecutable, StatefulExecutable):
         if first:
             raise InputError(first)
 
-    def _own(self, inputs: Sequence[object]) -> Sequence[object]:
+    def own_inputs(self, inputs: Sequence[object]) -> Sequence[object]:
+        """The pieces of the inputs of all ranks that this rank computes with."""
         whole = self._whole_inputs
         if len(inputs) != len(whole):
             listed = ", ".join(b.name for b in whole) or "none"

@@ -88,7 +88,7 @@ class StatefulExecutable(HoldsState, Executable):
         else:
             arrays = inputs
             self._rules.check(arrays)
-        arrays = self._own(arrays)
+        arrays = self.own_inputs(arrays)
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)
@@ -105,7 +105,7 @@ class StatefulExecutable(HoldsState, Executable):
 
     def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Results of one step, waited for; otherwise as `step`."""
-        arrays = self._own(self._ordered(self.input_names if named else (), inputs, named))
+        arrays = self.own_inputs(self._ordered(self.input_names if named else (), inputs, named))
         try:
             with self._working() as pool, pool.lent() as instance:
                 results = instance.run(arrays)
@@ -114,10 +114,6 @@ class StatefulExecutable(HoldsState, Executable):
             raise
         self._accept(results)
         return results
-
-    def _own(self, inputs: Sequence[object]) -> Sequence[object]:
-        """The part of the inputs, checked, that the plan is given: all of them."""
-        return inputs
 
     def _first_step(self, arrays: Sequence[object]) -> tuple[LazyArray, ...]:
         """A step of a plan that may have to be loaded; the next ones take a shorter way if it can queue."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from tilewright.ir import ArrayType, InputError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
-from tilewright.runtime.interface.queue import Allocation, DeviceQueue
 from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.execution_plan import Buffer
 from tilewright.runtime.storage.gpudirect import DeviceReader
@@ -23,6 +20,7 @@ from tilewright.runtime.storage.reader import StepReader
 from tilewright.runtime.storage.source import IoOptions
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
 from tilewright.streaming.calibration import StreamCalibration, calibrate
+from tilewright.streaming.device_holder import DeviceHolder, Opened
 from tilewright.streaming.opening import open_queue, open_reader
 from tilewright.streaming.parts.schedule import SCHEDULES, Prediction, Schedule, predict, visits
 from tilewright.streaming.parts.step_modules import ValueWindow
@@ -49,20 +47,18 @@ class StreamOptions:
 
 
 @dataclass
-class _Opened:
+class _Opened(Opened):
     machine: StreamMachine
     reader: StepReader | DeviceReader
-    windows: list[Allocation]
-    queue: DeviceQueue
-    stack: ExitStack
 
 
-class StreamedExecutable:
+class StreamedExecutable(DeviceHolder[_Opened]):
     """Callable like an `Executable`; `run` takes several micro-batches. One run at a time.
 
-    The first call opens the device and the store; `close()` or a `with` allocation frees both, and removes a
-    temporary folder: then it cannot be called again.
+    The first call opens the device and the store; see `DeviceHolder` for the end.
     """
+
+    anew = "compile the network again, its weights are gone with it"
 
     def __init__(
         self,
@@ -72,17 +68,13 @@ class StreamedExecutable:
         folder: StoreFolder,
         options: StreamOptions,
     ) -> None:
-        self.planned, self.window, self.target, self.options = planned, window, target, options
+        super().__init__(target, folder)
+        self.planned, self.window, self.options = planned, window, options
         self.memory = memory_of(planned, window)
         self.record: RunRecord | None = None
         self.peak_bytes = 0
-        self._folder = folder
-        self._opened: _Opened | None = None
         self._calibration: StreamCalibration | None = None
         self._scratch: StorageBandwidth | None = None
-        self._device_name = ""
-        self._lock = threading.RLock()
-        self._closed = False
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -123,18 +115,6 @@ class StreamedExecutable:
                 return []
             chosen = self._schedule(schedule, len(arrays))
             return self._run(self._open(), arrays, chosen)
-
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        """One caller at a time; after a failure the device is opened anew."""
-        with self._lock:
-            try:
-                yield
-            except InputError:
-                raise
-            except BaseException:
-                self.close_device()
-                raise
 
     def _run(self, opened: _Opened, arrays: list[list[Array]], chosen: Schedule) -> list[list[Array]]:
         order = list(visits(chosen, len(self.planned.steps), len(arrays)))
@@ -210,13 +190,6 @@ class StreamedExecutable:
         buffers = (Buffer(n, t.dtype, t.shape, "input", 0) for n, t in zip(names, types, strict=True))
         return [host_array(value, buffer, "input") for value, buffer in zip(arrays, buffers, strict=True)]
 
-    def _open(self) -> _Opened:
-        if self._closed:
-            raise InputError("this executable was closed, and its weights with it: compile the network again")
-        if self._opened is None:
-            self._opened = self._opening()
-        return self._opened
-
     def _opening(self) -> _Opened:
         memory = self.memory
         with ExitStack() as stack:
@@ -231,7 +204,7 @@ class StreamedExecutable:
             machine = StreamMachine(queue, slots, bindings, reader)
             if len(slots) == 1:
                 slots[0].arrive(reader.read(0, slots[0].buffer).nbytes)
-            return _Opened(machine, reader, [window], queue, stack.pop_all())
+            return _Opened([window], queue, stack.pop_all(), machine, reader)
 
     def report(self) -> dict[str, Any]:
         """Plain data: steps and plans, and memory against the cap.
@@ -263,26 +236,3 @@ class StreamedExecutable:
             if self.record is not None:
                 out["last_run"] = measured(self.record)
             return out
-
-    def close_device(self) -> None:
-        """Free the device and close the store; the next run opens both again."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.stack.close()
-
-    def close(self) -> None:
-        """Free the device, close the store and remove a temporary folder; may be called twice."""
-        with self._lock:
-            self._closed = True
-            try:
-                self.close_device()
-            finally:
-                self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

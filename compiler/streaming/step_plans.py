@@ -74,7 +74,7 @@ class StepCompiler:
         if self._options.get("tune") == "measure":
             # All are measured before any is compiled: what is measured for one may change another.
             for step in new:
-                compile_module(step.with_data(), str(self._target), **self._options)
+                compile_module(step.with_data(), self._target, **self._options)
         self._compiled += [(step.module, self.compile(step)) for step in new]
         plans = [plan for first in firsts if (plan := self._known(steps[first])) is not None]
         return plans, [firsts.index(first) for first in shared]
@@ -110,7 +110,7 @@ class StepCompiler:
         options = dict(self._options)
         if options.get("tune") == "measure":
             options |= {"budget": 0, "streams": options.get("streams") or "model"}
-        return compile_module(module, str(self._target), **options)
+        return compile_module(module, self._target, **options)
 
     def _at_tensor_level(self, module: Module) -> Module:
         return _without_data(self._lowered(module))

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from tilewright.ir import ArrayType, InputError, UnsupportedError, WorkError
+from tilewright.ir import ArrayType, InputError, UnsupportedError
 from tilewright.ir.types import array_type
 from tilewright.running.named_inputs import in_order
 from tilewright.running.state import HoldsState
 from tilewright.running.step_rules import REFUSED, StepRules, training_facts
 from tilewright.runtime.dtypes import DTYPES
-from tilewright.runtime.errors import DeviceError
-from tilewright.runtime.interface.queue import Allocation, DeviceQueue, Location
+from tilewright.runtime.interface.queue import Allocation, DeviceQueue, Location, SharedSlot
 from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.execution_plan import Buffer
 from tilewright.runtime.storage.generations import GenerationStore
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.streaming.activations import Activations, OnDevice, OnHost, OnStorage
+from tilewright.streaming.device_holder import DeviceHolder, Opened
 from tilewright.streaming.executable import StreamOptions
 from tilewright.streaming.opening import open_queue
 from tilewright.streaming.parts.schedule import SCHEDULES, Schedule
 from tilewright.streaming.parts.training_model import TrainingPrediction, VisitCosts, predict_group
+from tilewright.streaming.parts.training_visits import SlotLayout, TrainingVisit
 from tilewright.streaming.store_file import StoreFolder
 from tilewright.streaming.training_planning import PlannedTraining
 from tilewright.streaming.training_run import (
@@ -95,11 +94,8 @@ class StateOnStorage:
 
 
 @dataclass
-class _Opened:
+class _Opened(Opened):
     machine: TrainingMachine
-    windows: list[Allocation]
-    queue: DeviceQueue
-    stack: ExitStack
 
 
 @dataclass(frozen=True)
@@ -108,16 +104,20 @@ class _Calibration:
     write_bytes_per_s: float
     commit_s: float
     compute_s: tuple[float, ...]  # per plan
+    arrival_bytes_per_s: float  # from the buffer of a slot to the device; infinite where they are one
+    return_bytes_per_s: float
     move_s: Mapping[tuple[int, int], float]  # per form and part
 
 
-class StreamedStep(HoldsState):
+class StreamedStep(DeviceHolder[_Opened], HoldsState):
     """A training step whose weights and optimizer state lie on storage. One call at a time.
 
     `step` takes `micro_batches` batches of the step's shape, joined along their first dimension, and does as
     many runs of the step: forward and backward for each, and one update. When it returns, the new state is on
     storage; a process that ends before leaves the state of the last call that returned.
     """
+
+    anew = "compile the step again, with resume=True"
 
     def __init__(
         self,
@@ -128,10 +128,11 @@ class StreamedStep(HoldsState):
         options: StreamOptions,
         schedule: str,
     ) -> None:
-        self.planned, self.target, self.options, self.schedule = planned, target, options, schedule
+        super().__init__(target, folder)
+        self.planned, self.options, self.schedule = planned, options, schedule
         self.record: GroupRecord | None = None
         self.peak_bytes = 0
-        self._folder, self._generations = folder, store
+        self._generations = store
         module = planned.cut.module
         params = module.main.params
         updated = [params[i] for i, _ in module.main.updates]
@@ -142,10 +143,7 @@ class StreamedStep(HoldsState):
         own = set(updated)
         self._inputs = tuple(p for p in params if p not in own)
         self._rules = StepRules.of(training_facts(module), self.input_names)
-        self._opened: _Opened | None = None
         self._calibration: _Calibration | None = None
-        self._lock = threading.RLock()
-        self._closed = False
         self._borrowers: list[StreamedStep] = []
         #: plans the network that the step trains, for `inference`
         self.network: Callable[[], tuple[PlannedTraining, StoreFolder]] | None = None
@@ -216,7 +214,7 @@ class StreamedStep(HoldsState):
         if self.record is None:
             raise InputError("expected a call of step before its times are compared")
         record, predicted = self.record, self.predict(schedule)
-        names = ("total", "read", "write", "compute", "wait", "commit")
+        names = ("total", "read", "write", "copy", "compute", "wait", "commit")
         return {
             "schedule": predicted.schedule,
             "micro_batches": self.micro_batches,
@@ -271,22 +269,6 @@ class StreamedStep(HoldsState):
         )
 
     # -- inside ----------------------------------------------------------------------------------------------
-    @contextmanager
-    def _working(self) -> Iterator[None]:
-        with self._lock:
-            if self._closed:
-                raise InputError("this executable was closed: compile the step again, with resume=True")
-            try:
-                yield
-            except InputError:
-                raise
-            except DeviceError as error:
-                self.close_device()
-                raise WorkError(str(error)) from error
-            except BaseException:
-                self.close_device()
-                raise
-
     def _cut(self, arrays: Sequence[object]) -> list[list[object]]:
         count = self.micro_batches
         out: list[list[object]] = [[] for _ in range(count)]
@@ -443,9 +425,7 @@ class StreamedStep(HoldsState):
     def _open(self) -> _Opened:
         for other in self._borrowers:
             other.close_device()
-        if self._opened is None:
-            self._opened = self._opening()
-        return self._opened
+        return super()._open()
 
     def _opening(self) -> _Opened:
         planned, memory = self.planned, self.planned.memory
@@ -469,7 +449,7 @@ class StreamedStep(HoldsState):
             )
             first = max(memory.window_bytes, memory.resident_bytes if self._resident_fits() else 0)
             windows = [queue.allocate(first, "values between parts")]
-            return _Opened(machine, windows, queue, stack.pop_all())
+            return _Opened(windows, queue, stack.pop_all(), machine)
 
     def _resident_fits(self) -> bool:
         memory = self.planned.memory
@@ -482,7 +462,7 @@ class StreamedStep(HoldsState):
         planned, store = self.planned, self._generations
         where = self._where(schedule)
         costs = []
-        for visit in planned.visits[schedule]:
+        for visit, layout in zip(planned.visits[schedule], planned.layouts[schedule], strict=True):
             constants = sum(planned.plan(*key).stored.nbytes for key in visit.parts)
             read = constants + sum(store.tensors[n].nbytes for n in visit.arriving)
             written = sum(store.tensors[n].nbytes for n in visit.leaving)
@@ -490,7 +470,12 @@ class StreamedStep(HoldsState):
             if where != "device":
                 compute += sum(measured.move_s[w.form, w.part] for w in visit.work)
             costs.append(
-                VisitCosts(read / measured.read_bytes_per_s, written / measured.write_bytes_per_s, compute)
+                VisitCosts(
+                    read / measured.read_bytes_per_s,
+                    written / measured.write_bytes_per_s,
+                    compute,
+                    layout.nbytes / measured.arrival_bytes_per_s + written / measured.return_bytes_per_s,
+                )
             )
         return predict_group(
             schedule,
@@ -536,6 +521,9 @@ class StreamedStep(HoldsState):
                 slot.leave()
                 queue.finish()
                 compute[number] = float(np.median(seconds[1:]))
+        copies = self._copy_rates(machine, visits, layouts)
+        for visit, layout in zip(visits, layouts, strict=True):
+            machine.fetch(visit, layout, slot.buffer)  # compares checksums, which later reads do not
         rates = []
         for moving in (machine.fetch, machine.keep):
             nbytes, spent, begin = 0, 0.0, time.perf_counter()
@@ -558,7 +546,31 @@ class StreamedStep(HoldsState):
             rates[1],
             float(np.median(commits)),
             tuple(compute[i] for i in range(len(planned.plans))),
+            *copies,
             move,
+        )
+
+    @staticmethod
+    def _copy_rates(
+        machine: TrainingMachine, visits: Sequence[TrainingVisit], layouts: Sequence[SlotLayout]
+    ) -> tuple[float, float]:
+        """Bytes per second of state from the buffer of a slot to the device, and back."""
+        slot = machine.slots[0]
+        if isinstance(slot, SharedSlot):
+            return float("inf"), float("inf")
+        arrived = returned = 0
+        arriving_s = returning_s = 0.0
+        for visit, layout in zip(visits, layouts, strict=True):
+            slot.arrive(layout.nbytes)
+            slot.leave()
+            arrived += layout.nbytes
+            arriving_s += slot.copy_seconds()
+            began_s = time.perf_counter()
+            returned += machine.bring_back(visit, layout, slot)
+            returning_s += time.perf_counter() - began_s
+        return (
+            arrived / arriving_s if arriving_s else float("inf"),
+            returned / returning_s if returned else float("inf"),
         )
 
     @staticmethod
@@ -574,32 +586,11 @@ class StreamedStep(HoldsState):
         queue.finish()
         return time.perf_counter() - began_s
 
-    # -- the end ---------------------------------------------------------------------------------------------
-    def close_device(self) -> None:
-        """Free the device; the next call opens it again."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.stack.close()
-
-    def close(self) -> None:
-        """Free the device and the store, and remove a temporary folder; may be called twice."""
-        with self._lock:
-            self._closed = True
-            try:
-                for other in self._borrowers:
-                    other.close()
-                self.close_device()
-                self._generations.close()
-            finally:
-                self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _release(self) -> None:
+        with ExitStack() as rest:
+            rest.callback(self._generations.close)
+            for other in self._borrowers:
+                rest.callback(other.close)
 
 
 class StreamedNetwork(StreamedStep):
@@ -622,14 +613,8 @@ class StreamedNetwork(StreamedStep):
         arrays = in_order(self.input_names, inputs, named)
         return self.run([arrays])[0]
 
-    def close(self) -> None:
-        """Free the device and the constants; the state stays with the step."""
-        with self._lock:
-            self._closed = True
-            try:
-                self.close_device()
-            finally:
-                self._folder.close()
+    def _release(self) -> None:
+        """The state stays with the step."""
 
 
 def _joined(results: Sequence[Array]) -> Any:

@@ -165,6 +165,14 @@ class TrainingMachine:
                 nbytes += self.constants.read(number, part).nbytes
         return nbytes
 
+    def bring_back(self, visit: TrainingVisit, layout: SlotLayout, slot: Slot) -> int:
+        """Copy what a visit changed from the device to the slot's buffer; bytes."""
+        buffer = np.frombuffer(slot.buffer.view, np.uint8)
+        for name in visit.leaving:
+            begin, size = layout.starts[name], self.store.tensors[name].nbytes
+            self.queue.download(Location(slot.allocation, begin), buffer[begin : begin + size])
+        return sum(self.store.tensors[name].nbytes for name in visit.leaving)
+
     def keep(self, visit: TrainingVisit, layout: SlotLayout, buffer: HostBuffer) -> int:
         """Write back what a visit changed; bytes."""
         return self.store.write([(n, layout.starts[n]) for n in visit.leaving], buffer)
@@ -260,16 +268,9 @@ class _Group:
         self.record.copy_s += copied_s
         self.record.compute_s += ended_s - began_s - copied_s
         if not isinstance(slot, SharedSlot):
-            self.bring_back(slot, visit, layout)
+            machine.bring_back(visit, layout, slot)
             self.record.copy_s += time.perf_counter() - ended_s
         self.note("compute", i, began_s, ended_s)
-
-    def bring_back(self, slot: Slot, visit: TrainingVisit, layout: SlotLayout) -> None:
-        """Copy what a visit changed from the device to the slot's buffer."""
-        buffer = np.frombuffer(slot.buffer.view, np.uint8)
-        for name in visit.leaving:
-            begin, size = layout.starts[name], self.machine.store.tensors[name].nbytes
-            self.machine.queue.download(Location(slot.allocation, begin), buffer[begin : begin + size])
 
     def read(self, i: int) -> None:
         """In a slot's thread."""

@@ -104,17 +104,25 @@ class MatrixCoefficients:
     #: the same where other warps copy, and where besides a single warpgroup multiplies at a time; bytes that
     #: the copy engine brings a multiprocessor from the L2; cycles of a team between the last multiplication
     #: of a tile and the first one of its next tile, beside those of the results; the share of results of
-    #: one team that the multiplications of the other one wait for
+    #: one team that the multiplications of the other one wait for; how much longer a copy takes than alone,
+    #: in copies of its size, where all multiprocessors copy, and in cycles, where it is from memory
     role_share: float
     role_alone_share: float
     role_bytes_per_sm_per_clk: float
+    role_queue_share: float
+    memory_clk: float
     role_turn_clk: float
     role_beside_share: float
-    #: blocks of a cluster that share sums: groups of multiprocessors in which clusters lie, and how many of
-    #: each they can use; cycles until all have met; bytes that a block reads of the others' shared memory
+    #: blocks of a cluster that share sums: groups of multiprocessors in which clusters lie, how many of each
+    #: they can use, and how many groups have two more; cycles that each block of a cluster adds until it
+    #: starts; cycles until all have met, and those that each block adds to these; bytes that a block reads of
+    #: the others' shared memory
     cluster_groups: float
     cluster_group_sms: int
+    cluster_wide_groups: int
+    cluster_start_clk: float
     meet_clk: float
+    meet_block_clk: float
     cluster_bytes_per_sm_per_clk: float
     #: share of an epilogue's cycles that lays sums down in shared memory
     laid_down_share: float

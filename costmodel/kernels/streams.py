@@ -19,16 +19,22 @@ Q = TypeVar("Q")
 
 _CPU_THREADS = (1, 2, 4, 8)
 _GPU_THREADS = (64, 128, 256, 512)
+#: elements of the widest vector of a GPU, for threads that then have at least one operation in so many less
+WIDE_VECTOR, LEAST_SAVED = 8, 5
 
 
 @lru_cache(maxsize=4096)
 def choose_map(problem: StreamProblem, hardware: Hardware) -> ParameterChoice[MapParameters]:
     """Threads, vector width, vectors per thread of an elementwise kernel; `vec` divides the elements.
 
+    A GPU has vectors of 8 where neighbours share much of their work, as the words of one random call.
     The choice is that with the most bytes under way for its time. What it takes is no longer than one latency
     for each round of blocks beside the traffic: a map asks for all that it reads at once.
     """
     widths = [v for v in _vector_widths(hardware) if problem.elements % v == 0]
+    if isinstance(hardware, GpuHardware) and problem.elements % WIDE_VECTOR == 0:
+        wide, usual = problem.flops_beside(WIDE_VECTOR), problem.flops_beside(widths[-1])
+        widths += [WIDE_VECTOR] if LEAST_SAVED * (usual - wide) >= usual else []
     threads = _CPU_THREADS if isinstance(hardware, CpuHardware) else _GPU_THREADS
     items = (1, 4, 16, 64, 256) if isinstance(hardware, CpuHardware) else (1, 2, 4)
     space = [MapParameters(t, v, i) for t in threads for v in widths for i in items]

@@ -14,13 +14,17 @@ from tilewright.frontends.zoo.gpt import GPT_NETWORKS, gpt
 from tilewright.frontends.zoo.nasnet import nasnet_mobile
 from tilewright.frontends.zoo.recommendation import dlrm
 from tilewright.frontends.zoo.recurrent import lstm_classifier
+from tilewright.frontends.zoo.speech import deep_speech
+from tilewright.frontends.zoo.translation import attention_rnn
 from tilewright.ir.errors import InputError, expect
 from tilewright.ir.nodes import Module
 
 __all__ = [
     "NETWORKS",
+    "attention_rnn",
     "bert",
     "build",
+    "deep_speech",
     "digits",
     "dlrm",
     "encoder_dataflow",
@@ -37,6 +41,8 @@ NETWORKS: Mapping[str, Callable[..., Module]] = {
     "digits": digits,
     "linear_classifier": linear_classifier,
     "dlrm": dlrm,
+    "deep_speech": deep_speech,
+    "attention_rnn": attention_rnn,
     "encoder_dataflow": encoder_dataflow,
     **BERT_NETWORKS,
     **GPT_NETWORKS,

@@ -16,7 +16,7 @@ from tilewright.ir.nodes import Attr, Func, Op, Pairs, TypedAttr, Value
 from tilewright.ir.typed_attributes import register_attribute
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.ir.types import dtype_name as short_name
-from tilewright.runtime.plan.tensor_map import UNIT_BYTES, TensorMap, Window, map_faults
+from tilewright.runtime.plan.tensor_map import ROUNDED, UNIT_BYTES, TensorMap, Window, map_faults
 
 __all__ = [
     "CLUSTER",
@@ -24,6 +24,7 @@ __all__ = [
     "MAPS",
     "MAX_CLUSTER",
     "RANK",
+    "ROUNDED",
     "UNIT_BYTES",
     "ParameterMap",
     "TensorMap",
@@ -60,7 +61,7 @@ class ParameterMap(TypedAttr):
         recipe, default = self.recipe, TensorMap("float32", (), ())
         items: list[tuple[str, Attr]] = [("parameter", self.parameter)]
         items += [("offset", self.offset)] if self.offset else []
-        items += [("dtype", short_name(recipe.dtype)), ("dims", recipe.dims), ("strides", recipe.strides)]
+        items += [("dtype", _short(recipe.dtype)), ("dims", recipe.dims), ("strides", recipe.strides)]
         for key in ("box", "steps", "swizzle", "fill", "promotion"):
             value = getattr(recipe, key)
             items += [(key, value)] if value != getattr(default, key) else []
@@ -92,8 +93,19 @@ _KEYS = (
     "parameter", "offset", "dtype", "dims", "strides", "box", "steps", "swizzle", "fill", "promotion",
     *_WINDOW_KEYS,
 )  # fmt: skip
+#: what maps call float32 that a copy rounds to TF32
+_TF32 = "tf32"
 _NUMBERS = ("parameter", "offset", "swizzle", "promotion", "channels", "pixels")
 _TEXTS = ("dtype", "fill")
+
+
+def _short(dtype: str) -> str:
+    return _TF32 if dtype == ROUNDED else short_name(dtype)
+
+
+def _full(dtype: str) -> str:
+    """The name that plans have for an element type."""
+    return ROUNDED if dtype == _TF32 else storage_dtype(short_name(dtype)).name
 
 
 def _typed(key: str, value: Attr) -> Any:
@@ -101,7 +113,7 @@ def _typed(key: str, value: Attr) -> Any:
     if key in _NUMBERS and type(value) is int:
         return value
     if key in _TEXTS and isinstance(value, str):
-        return storage_dtype(short_name(value)).name if key == "dtype" else value
+        return _full(value) if key == "dtype" else value
     if key not in (*_NUMBERS, *_TEXTS) and isinstance(value, tuple) and all(type(n) is int for n in value):
         return value
     kind = "an integer" if key in _NUMBERS else "a text" if key in _TEXTS else "a list of integers"
@@ -163,8 +175,8 @@ def _parameter_faults(m: ParameterMap, params: tuple[Value, ...]) -> Iterator[st
     yield from faults
     if faults or not isinstance(t, TensorType):
         return
-    if t.dtype != short_name(m.recipe.dtype) and itemsize(t.dtype) != m.recipe.itemsize:
-        yield f"expected elements of the size of those of {t}, got {short_name(m.recipe.dtype)}"
+    if t.dtype != _short(m.recipe.dtype) and itemsize(t.dtype) != m.recipe.itemsize:
+        yield f"expected elements of the size of those of {t}, got {_short(m.recipe.dtype)}"
         return
     if m.offset < 0 or m.offset % UNIT_BYTES:
         yield f"expected an offset that is a multiple of {UNIT_BYTES} bytes, got {m.offset}"

@@ -49,6 +49,27 @@ def _row_part(producer: Op, at: Sequence[Expr], rows: list[str]) -> list[Expr]:
 
 
 def row_dims(op: Op, group: Sequence[Op], anchor: Op) -> list[str] | None:
-    """The dimensions of `op` that name its row; None where it belongs to no row of `group`."""
+    """The dimensions of `op` that name its row; None where it belongs to no row of `group`.
+
+    A map that depends on no reduction belongs to the row that reads it, where all that read it agree.
+    """
     rows = rows_of(group, anchor)
-    return rows.get(op) if rows is not None else None
+    if rows is None:
+        return None
+    return rows[op] if op in rows else _row_of_readers(op, group, rows)
+
+
+def _row_of_readers(op: Op, group: Sequence[Op], rows: dict[Op, list[str]]) -> list[str] | None:
+    """The dimensions of a map that name the row of each op that reads it point by point; None without one."""
+    par = list(dims(op, "par"))
+    found: set[tuple[str, ...]] = set()
+    for reader in group:
+        for v, at in placed_reads(reader):
+            if v not in op.results:
+                continue
+            names = rows.get(reader) or _row_of_readers(reader, group, rows)
+            place = {e.name: d for e, d in zip(at, par, strict=True) if isinstance(e, Sym)}
+            if names is None or len(place) != len(par) or any(n not in place for n in names):
+                return None
+            found.add(tuple(place[n] for n in names))
+    return list(*found) if len(found) == 1 else None

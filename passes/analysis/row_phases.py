@@ -8,6 +8,7 @@ from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
+from tilewright.ir.simplify import linear
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import recompute_cost
@@ -30,6 +31,11 @@ class Phase:
         sizes = {**dims(self.op, "par"), **dims(self.op, "red")}
         return tuple(sizes[d] for d in self.columns)
 
+    def row_extents(self) -> tuple[int, ...]:
+        """Extents of the dimensions that name a row."""
+        sizes = dims(self.op, "par")
+        return tuple(sizes[d] for d in self.rows)
+
 
 @dataclass
 class Uses:
@@ -44,7 +50,8 @@ class Uses:
 class RowPhases:
     """The phases of a row kernel and what they read of parameters and maps.
 
-    walks: numbers of the phases in order; those of sums of which none depends on another are walked together.
+    walks: numbers of the phases in order; those of sums of which none depends on another are walked together,
+    with stores of what they add up.
     """
 
     phases: tuple[Phase, ...]
@@ -55,6 +62,11 @@ class RowPhases:
     def alike(self) -> bool:
         """Return whether all phases with columns walk along the same ones."""
         return len({p.extents() for p in self.phases if p.columns}) == 1
+
+    @property
+    def stores_while_summing(self) -> bool:
+        """Return whether some walk stores what it adds up."""
+        return any(len({self.phases[n].op.name in REDUCING for n in walk}) > 1 for walk in self.walks)
 
     def kept(self, kernel: Func) -> tuple[Value, ...]:
         """Values worth registers: what several phases read at the column they are at."""
@@ -84,9 +96,27 @@ class RowPhases:
         largest = max(params, key=lambda v: v.tensor.nbytes)
         for at in self.uses[largest].indices:
             last = next((e for e, n in zip(at[::-1], largest.tensor.shape[::-1], strict=True) if n > 1), 0)
-            if isinstance(last, Sym):
-                return last.name
+            found = last if isinstance(last, Sym) else self._unit(at, largest.tensor.shape)
+            if found is not None:
+                return found.name
         return ""
+
+    def _unit(self, at: tuple[Expr, ...], shape: tuple[int, ...]) -> Sym | None:
+        """The dimension whose next index is the next element, where several indices are cut from one."""
+        first = self.phases[0]
+        sizes = dims(first.op, "par")
+        ranges = {f"row.{k}": (0, sizes[d] - 1) for k, d in enumerate(first.rows)}
+        for phase in self.phases:
+            ranges |= {f"col.{k}": (0, n - 1) for k, n in enumerate(phase.extents())}
+        place: Expr = 0
+        for e, n in zip(at, shape, strict=True):
+            place = place * n + e
+        terms = linear(place, ranges).terms
+        found = [atom for atom, step in terms if step == 1 and isinstance(atom, Sym)]
+        if len(found) != 1:
+            return None
+        again = any(found[0].name in symbols(atom) for atom, _ in terms if atom is not found[0])
+        return None if again else found[0]
 
 
 def whole_rows(kernel: Func, rows: RowPhases) -> Value | None:
@@ -98,8 +128,7 @@ def whole_rows(kernel: Func, rows: RowPhases) -> Value | None:
         return None
     walked = [p for p in rows.phases if p.columns]
     first = rows.phases[0]
-    sizes = dims(first.op, "par")
-    extents = [sizes[d] for d in first.rows] + list(walked[0].extents())
+    extents = [*first.row_extents(), *walked[0].extents()]
     names = [f"row.{k}" for k in range(len(first.rows))] + [f"col.{k}" for k in range(len(walked[0].columns))]
     in_order = [n for n, extent in zip(names, extents, strict=True) if extent > 1]
     for v, uses in rows.uses.items():
@@ -147,22 +176,26 @@ def row_phases(kernel: Func) -> RowPhases | None:
             if rows is None:
                 return None
             phases.append(Phase(op, tuple(rows), tuple(d for d in dims(op, "par") if d not in rows)))
-    return phases_of(phases, ops)
+    return phases_of(phases, ops, stores=True)
 
 
-def phases_of(phases: Sequence[Phase], ops: Sequence[Op]) -> RowPhases:
-    """The phases with what they read, and how they share walks; ops: of the kernel, in their order."""
+def phases_of(phases: Sequence[Phase], ops: Sequence[Op], *, stores: bool = False) -> RowPhases:
+    """The phases with what they read, and how they share walks; ops: of the kernel, in their order.
+
+    stores: whether maps that are stored and that sums read share the walk of these sums.
+    """
     producers = {r: op for op in ops for r in op.results}
     uses: dict[Value, Uses] = {}
     for number, phase in enumerate(phases):
         env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
         env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
         _trace(phase.op, env, number, producers, uses)
-    return RowPhases(tuple(phases), uses, _walks(phases, ops))
+    return RowPhases(tuple(phases), uses, _walks(phases, ops, _summed(ops) if stores else set()))
 
 
-def _walks(phases: Sequence[Phase], ops: Sequence[Op]) -> tuple[tuple[int, ...], ...]:
-    """Sums side by side over the same columns, of which none depends on another, share a walk."""
+def _walks(phases: Sequence[Phase], ops: Sequence[Op], summed: set[Op]) -> tuple[tuple[int, ...], ...]:
+    """Sums side by side over the same columns, of which none depends on another, share a walk, and with them
+    stores of the maps `summed`."""
     walks: list[tuple[int, ...]] = []
     after: set[Value] = set()  # what depends on the sums of the latest walk
     number = {p.op: i for i, p in enumerate(phases)}
@@ -171,15 +204,33 @@ def _walks(phases: Sequence[Phase], ops: Sequence[Op]) -> tuple[tuple[int, ...],
         depends = any(v in after for v in op.operands)
         if i is not None:
             last = phases[walks[-1][0]] if walks else phases[i]
-            alike = _sums(op) and _sums(last.op) and last.extents() == phases[i].extents()
+            together = all(_sums(x) or x in summed for x in (op, last.op))
+            alike = together and last.extents() == phases[i].extents()
             if walks and alike and not depends:
                 walks[-1] = (*walks[-1], i)
             else:
                 walks.append((i,))
                 after = set()
-        if i is not None or depends:
+        if (i is not None and op not in summed) or depends:
             after.update(op.results)
     return tuple(walks)
+
+
+def _summed(ops: Sequence[Op]) -> set[Op]:
+    """Maps that depend on no reduction and that sums read, directly or through such maps."""
+    bound: set[Value] = set()
+    for op in ops:
+        if op.name in REDUCING or any(v in bound for v in op.operands):
+            bound.update(op.results)
+    read: set[Value] = set()
+    out: set[Op] = set()
+    for op in reversed(ops):
+        free = op.name == "tensor.map" and bound.isdisjoint(op.results) and not read.isdisjoint(op.results)
+        if free:
+            out.add(op)
+        if free or _sums(op):
+            read.update(op.operands)
+    return out
 
 
 def _sums(op: Op) -> bool:

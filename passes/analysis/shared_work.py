@@ -1,13 +1,13 @@
 """Scalar work that neighbouring points of a map share: what depends on neither their place nor their values.
 
 A random word of four elements is one call for all of them, and a factor per row is one for the row. A thread
-that has several neighbours computes such values once.
+that has several neighbours computes such values once: so do those that write the results of a product.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from tilewright.ir import Expr, Op, Sym
 from tilewright.ir.expr import substitute, symbols
@@ -22,6 +22,12 @@ _WHOLE = frozenset({"i32", "u32", "i64", "u64"})
 _WIDE = frozenset({"i64", "u64"})
 _REGISTER_BITS = 32
 _BITWISE = frozenset({"scalar.bit_and", "scalar.bit_or", "scalar.bit_xor"})
+
+#: neighbouring results of a thread, and those where they share much of their work
+LANES, LONG_LANES = 4, 8
+#: cycles by which shared memory serves a vector of four sums later where threads have eight: two of a warp
+#: meet in each bank
+_CONFLICT_CLK = 4
 
 
 def shared_work(op: Op) -> Mapping[int, int]:
@@ -49,6 +55,15 @@ def shared_work(op: Op) -> Mapping[int, int]:
         if sharing > 1 and o not in free:
             found[sharing] += 1
     return found
+
+
+def shared_instructions(ops: Iterable[Op], neighbours: int) -> float:
+    """Instructions per point for what threads with so many neighbours each compute once for several.
+
+    Constants and names of registers take none; each other scalar op counts as one.
+    """
+    found = (shared_work(op) for op in ops)
+    return sum(count / min(n, neighbours) for work in found for n, count in work.items())
 
 
 def free_ops(op: Op) -> Set[Op]:
@@ -93,3 +108,9 @@ def _sharing(op: Op, e: Expr, last: str, extent: int) -> int:
                 return n
         n //= 2
     return 1
+
+
+def lanes_of(ops: Sequence[Op]) -> int:
+    """Neighbours that a thread had best have where such ops follow the sums."""
+    few, many = (LANES * shared_instructions(ops, n) for n in (LANES, LONG_LANES))
+    return LONG_LANES if many + _CONFLICT_CLK < few else LANES

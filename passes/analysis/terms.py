@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from tilewright.ir import Attr, BinOp, Expr, Func, Op, ScalarType, Sym, Value
@@ -38,12 +39,22 @@ class Position:
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar op of terms."""
+    """A scalar op of terms.
+
+    Terms share what they are computed from: those of random bits, written out, would have thousands of ops.
+    """
 
     name: str
     attrs: tuple[tuple[str, Attr], ...]
     type: ScalarType
     args: tuple[Term, ...]
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.attrs, self.type, self.args))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True)
@@ -267,12 +278,18 @@ def quotient(term: Term) -> tuple[Term, Term] | None:
 
 
 def leaves(term: Term) -> Iterator[Read | Position | Reduction]:
-    """The elements, positions and results of reductions that a term is computed from."""
-    if not isinstance(term, Apply):
-        yield term
-        return
-    for inner in term.args:
-        yield from leaves(inner)
+    """The elements, positions and results of reductions that a term is computed from, each once, in order."""
+    todo: list[Term] = [term]
+    seen: set[Term] = set()
+    while todo:
+        part = todo.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        if isinstance(part, Apply):
+            todo += reversed(part.args)
+        else:
+            yield part
 
 
 def names_in(term: Term) -> set[str]:

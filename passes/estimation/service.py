@@ -14,7 +14,7 @@ from tilewright.passes.estimation.algorithms import alternative, kernels_of, ker
 from tilewright.passes.estimation.outlined import outlined_s, structure_of
 from tilewright.passes.framework.context import AlgorithmCost
 from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
-from tilewright.passes.pipelines import ESTIMATES, estimates
+from tilewright.passes.pipelines import ESTIMATES, estimates, partitioned
 
 T = TypeVar("T")
 #: answers after which the memo is emptied
@@ -120,17 +120,20 @@ class KernelEstimator:
         graph = module.main.level is Level.GRAPH
         return run_pipeline(module, ESTIMATES["stored of a graph" if graph else "stored"], ctx)
 
-    def inlined(self, module: Module, ctx: PassContext) -> Module:
+    def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """See `Estimator`."""
-        return run_pipeline(module, ESTIMATES["inlined"], ctx)
+        return run_pipeline(module, partitioned(ESTIMATES["inlined"], partitioner), ctx)
 
-    def grouped(self, module: Module, ctx: PassContext) -> Module:
+    def grouped(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """See `Estimator`."""
-        return run_pipeline(module, ESTIMATES["grouped"], ctx)
+        return run_pipeline(module, partitioned(ESTIMATES["grouped"], partitioner), ctx)
 
-    def laid_out(self, module: Module, ctx: PassContext, *, chains: bool) -> Module:
+    def laid_out(
+        self, module: Module, ctx: PassContext, *, chains: bool, partitioner: str = "rules"
+    ) -> Module:
         """See `Estimator`."""
-        return run_pipeline(module, ESTIMATES["laid out in chains" if chains else "laid out"], ctx)
+        pipeline = ESTIMATES["laid out in chains" if chains else "laid out"]
+        return run_pipeline(module, partitioned(pipeline, partitioner), ctx)
 
     def kernel(self, func: Func, ctx: PassContext) -> Func:
         """See `Estimator`."""

@@ -255,19 +255,21 @@ class Estimator(Protocol):
     def stored_kernels(self, module: Module, ctx: PassContext) -> Module:
         """A module of graph or tensor ops as kernels without parameters: what they store is in memory."""
 
-    def inlined(self, module: Module, ctx: PassContext) -> Module:
+    def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """A flat tensor program whose maps are computed where they are read, as far as they will be.
 
-        Values that stay are those of the program.
+        Values that stay are those of the program. partitioner: what will choose which ops share a kernel.
         """
 
-    def grouped(self, module: Module, ctx: PassContext) -> Module:
+    def grouped(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """Such a program in its present orders of dimensions as kernels, chains of them included.
 
         Ops keep the origins they had, which tells who shares a kernel.
         """
 
-    def laid_out(self, module: Module, ctx: PassContext, *, chains: bool) -> Module:
+    def laid_out(
+        self, module: Module, ctx: PassContext, *, chains: bool, partitioner: str = "rules"
+    ) -> Module:
         """The same kernels with parameters and `cost`, and factors stored first where that pays.
 
         chains: whether to look for chains of kernels, which takes long.

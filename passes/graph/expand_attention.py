@@ -20,7 +20,11 @@ _OPS = frozenset({"graph.attention", "graph.attention_backward"})
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})
 def expand_attention(
-    module: Module, ctx: PassContext, *, factors: Literal["", "tf32", "split"] = ""
+    module: Module,
+    ctx: PassContext,
+    *,
+    factors: Literal["", "tf32", "split"] = "",
+    always: bool = False,
 ) -> Module:
     """Write attention, and what comes back through it, as products of matrices and a softmax.
 
@@ -30,14 +34,14 @@ def expand_attention(
 
     The gradient then reads the weights of the forward pass. Ops stay whose factors tensor cores of the device
     take as they are or rounded: their kernels hold no matrix of weights. factors: what float32 factors will
-    be allowed (passes `allow-tf32` and `allow-split`).
+    be allowed (passes `allow-tf32` and `allow-split`). always: expand all, whatever the device has.
     """
     ops = module.main.body.ops
     if not any(op.name in _OPS for op in ops):
         return module
     hardware = ctx.hardware or load_hardware(ctx.target)
     found = {op: op.operands[0].tensor.dtype for op in ops if op.name in _OPS}
-    expanded = {op for op, dtype in found.items() if not _taken(dtype, hardware, factors)}
+    expanded = {op for op, dtype in found.items() if always or not _taken(dtype, hardware, factors)}
     return _Expansion(module, expanded).run() if expanded else module
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tilewright.ir.builder import Builder
@@ -29,11 +29,13 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
     reductions accumulate in float32 whatever they read: that is their lowering's business. What a norm of a
     float32 tensor gives is stored narrow for all but the function's results and ops that must see float32, so
     that sums behind norms are narrow; sums before norms, which may grow from layer to layer, are not.
-    Parameters and results of the function keep their types. In a function with state, a product of the type
-    of some state that is only read as float32 by explicit casts, as gradients of weights are, gives its sum.
+    Parameters and results of the function keep their types. In a function with state, a product from which
+    the new value of a state of its type is made element by element, a gradient of a weight, gives its sum
+    where only explicit casts to float32 read it.
     Its forward pass takes state as constants are taken, so that a bias follows the product that it is added
     to; its backward pass reads what is stored of the forward pass, which is narrow, and never asks for the
-    number before it was rounded.
+    number before it was rounded. Nor does it ask for that of a gradient that a product takes narrow: sums of
+    gradients along residual connections are stored once, and narrow, as the values are that they belong to.
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
@@ -59,13 +61,16 @@ class _Narrower:
         self.state: set[Value] = set()
         self.forward: Collection[Op] = frozenset()  # none in functions without a backward pass
         self.in_backward = False  # whether the op at hand is of the backward pass
-        self.rounded: set[Value] = set()  # narrow values of the forward pass whose float32 is known
+        self.rounded: set[Value] = set()  # narrow values that the backward pass reads as they are stored
         self.wide: set[Op] = set()  # products that give float32
+        self.factors: set[Value] = set()  # what products of the backward pass read narrow
 
     def func(self, func: Func) -> Func:
         self.wide = _sums(func) if func.updates else set()
         self.forward = forward_ops(func)
         self.state = {func.params[p] for p, _ in func.updates}
+        if self.forward:
+            self.factors = _factors(op for op in func.body.ops if op not in self.forward)
         params = tuple(map(self.outer, func.params))
         self.home.update(zip(func.params, params, strict=True))
         for op in func.body.ops:
@@ -97,7 +102,9 @@ class _Narrower:
             attrs["out_dtype"] = "f32"
         results = self.b.emit(op.name, operands, attrs, types=types, hint=hint)
         self.home.update(zip(op.results, results, strict=True))
-        if facts_of(op.name).precision is Precision.BOUNDED:
+        if facts_of(op.name).precision is Precision.BOUNDED or (
+            self.in_backward and op.results and op.results[0] in self.factors
+        ):
             self.narrow(op.results[0])
         if op.name == "graph.constant" or (operands and all(v in self.constants for v in operands)):
             self.constants.update(results)
@@ -108,7 +115,7 @@ class _Narrower:
         if wide.tensor.dtype == "f32":
             self.home[v] = self.typed(v, self.dtype)
             self.versions[self.home[v], "f32", False] = wide
-            if not self.in_backward:
+            if not self.in_backward or v in self.factors:
                 self.rounded.add(self.home[v])
 
     def wanted(self, op: Op, v: Value) -> str:
@@ -151,18 +158,50 @@ class _Narrower:
         return self.versions[key]
 
 
+def _factors(ops: Iterable[Op]) -> set[Value]:
+    """Return what products among the ops read."""
+    return {v for op in ops if facts_of(op.name).precision is Precision.NARROW for v in op.operands}
+
+
 def _sums(func: Func) -> set[Op]:
-    """The products of types of the state whose results nothing reads but casts to float32."""
-    state = {func.params[p].type for p, _ in func.updates}
+    """The products that are gradients of weights and that nothing reads but casts to float32.
+
+    The new value of a state of their type is made of them, element by element; what comes back to an
+    activation may have the type of some state, but leads to new values by another product or a reduction.
+    """
     readers: dict[Value, list[Op]] = {}
     for op in func.body.ops:
         for v in op.operands:
             readers.setdefault(v, []).append(op)
+    leading = _leading_to_state(func)
     return {
         op
         for op in func.body.ops
         if facts_of(op.name).precision is Precision.NARROW
         and op.get("out_dtype", "") is None
-        and op.results[0].type in state
+        and op.results[0] in leading
         and all(x.name == "graph.cast" and x["dtype"] == "f32" for x in readers.get(op.results[0], [op]))
     }
+
+
+def _leading_to_state(func: Func) -> set[Value]:
+    """Values from which a new value of a state of their type is made, through values of its shape alone."""
+    maker = {r: op for op in func.body.ops for r in op.results}
+    returned = func.body.ops[-1].operands
+    leading: set[Value] = set()
+    for p, r in func.updates:
+        state = func.params[p]
+        if not isinstance(state.type, TensorType):
+            continue
+        seen: set[Value] = set()
+        todo = [returned[r]]
+        while todo:
+            v = todo.pop()
+            if v in seen or not isinstance(v.type, TensorType) or v.tensor.shape != state.tensor.shape:
+                continue
+            seen.add(v)
+            op = maker.get(v)
+            if op is not None and facts_of(op.name).precision is not Precision.NARROW:
+                todo += op.operands
+        leading |= {v for v in seen if v.type == state.type}
+    return leading

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt, prod
 
+from tilewright.costmodel import GpuHardware, Hardware, load_hardware
 from tilewright.ir import Builder, Func, Level, Op, Value
-from tilewright.ir.facts import SAME_MEMORY, Elements
+from tilewright.ir.facts import Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import forward_ops, ops_before_boundary
-from tilewright.passes.graph.sum_of_products import seconds_beside, summed
+from tilewright.passes.graph.sum_of_products import joined_values, seconds_beside, summed
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op
+
+#: results of a tile of a product, and terms of a part of its sums, of which a multiprocessor has one at least
+TILE_RESULTS, PART_OF_SUM = 128 * 128, 1024
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"})
@@ -32,32 +37,118 @@ def stack_products(func: Func, ctx: PassContext, *, always: bool = False) -> Fun
     have such products; `merge-products` stacks constants. They are rewritten where the estimate of the
     product and of all copies is not above that of the products apart: what joins in place later takes less.
     What one of these products has stacked, others have for nothing, also sums of products of the backward
-    pass (`sum-of-products`): the three kinds are looked at until nothing changes.
-    always: whatever the estimates say.
+    pass (`sum-of-products`): the three kinds are looked at until nothing changes, and then those that stack
+    the same values all at once. always: whatever the estimates say.
     """
+    if not forward_ops(func):
+        return func
+    func = _stacked(func, ctx, always=always)
+    for values in [] if always else _stacked_alike(func):
+        together = _stacked(func, ctx, values)
+        if together is not func and _gained(func, together, ctx) >= 0:
+            func = together
+    return func
+
+
+def _stacked(
+    func: Func, ctx: PassContext, values: Collection[frozenset[Value]] = (), *, always: bool = False
+) -> Func:
+    """The function with products stacked until nothing changes; what stacks such values does at any price."""
     while True:
         before = func
-        func = summed(_stacked_once(func, ctx, always=always), ctx, always=always)
+        func = _stacked_once(func, ctx, values, always=always)
+        func = summed(func, ctx, values, always=always)
         if func is before:
             return func
 
 
-def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
-    """The function with groups of products as one product each."""
-    forward = forward_ops(func)
-    if not forward:
-        return func
-    seconds = None if always else seconds_beside(func, ctx)
+def _stacked_alike(func: Func) -> list[list[frozenset[Value]]]:
+    """Sets of values that several products would stack, those together that one sum of products has."""
+    readers = _readers(func)
+    stacked = [
+        frozenset(m.op.operands[m.stacked] for m in g) for g in _groups(func, forward_ops(func), readers)
+    ]
+    times = Counter(stacked)
+    found: list[list[frozenset[Value]]] = []
+    for both in joined_values(func):
+        times.update(set(both))
+        found.append(list(dict.fromkeys(both)))
+    alone = [[v] for v in dict.fromkeys(stacked) if not any(v in values for values in found)]
+    return [values for values in (*found, *alone) if any(times[v] > 1 for v in values)]
+
+
+def _gained(before: Func, after: Func, ctx: PassContext) -> float:
+    """Seconds that a function takes less after products were stacked; slices are read where they lie.
+
+    What makes the longest chain of products longer counts as much again, as for single groups, where these
+    products leave room for others beside them.
+    """
+    seconds, returned = seconds_beside(before, ctx), set(after.body.ops[-1].operands)
+    known, left = set(before.body.ops), set(after.body.ops)
+    joined = {(op.operands, op.attrs): op for op in after.body.ops if op.name == "graph.concatenate"}
+    new = [
+        op
+        for op in after.body.ops[:-1]
+        if op not in known
+        and (op.name != "graph.strided_slice" or op.result in returned)
+        and (op.name != "graph.concatenate" or joined[op.operands, op.attrs] is op)
+    ]
+    old = [op for op in before.body.ops[:-1] if op not in left]
+    both = Counter(map(_kind, old)) & Counter(map(_kind, new))  # they read other values, and take as long
+    gained_s = seconds(_without(old, both)) - seconds(_without(new, both))
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    if all(
+        _fills(op, hardware) for op in _without(old, both) if facts_of(op.name).elements is Elements.CONTRACTS
+    ):
+        return gained_s
+    longer_s = _Chains(after, _alone(seconds)).longest_s - _Chains(before, _alone(seconds)).longest_s
+    return gained_s - max(0.0, longer_s)
+
+
+def _fills(op: Op, hardware: Hardware) -> bool:
+    """Whether a product leaves no multiprocessor to others: each has a tile, or a part of its sums."""
+    tiles = op.result.tensor.size // TILE_RESULTS
+    summed = prod(v.tensor.size for v in op.operands[:2]) // op.result.tensor.size
+    parts = max(1, isqrt(summed) // PART_OF_SUM)
+    return not isinstance(hardware, GpuHardware) or tiles * parts >= hardware.sm_count
+
+
+def _kind(op: Op) -> tuple[object, ...]:
+    return op.name, op.attrs, *(v.type for v in op.operands)
+
+
+def _without(ops: Sequence[Op], kinds: Mapping[tuple[object, ...], int]) -> list[Op]:
+    """The ops but for so many of each kind."""
+    left = Counter(kinds)
+    kept = []
+    for op in ops:
+        if left[_kind(op)]:
+            left[_kind(op)] -= 1
+        else:
+            kept.append(op)
+    return kept
+
+
+def _readers(func: Func) -> Mapping[Value, list[Op]]:
     readers: dict[Value, list[Op]] = defaultdict(list)
     for op in func.body.ops:
         for v in op.operands:
             readers[v].append(op)
+    return readers
+
+
+def _stacked_once(
+    func: Func, ctx: PassContext, values: Collection[frozenset[Value]], *, always: bool
+) -> Func:
+    """The function with groups of products as one product each."""
+    forward = forward_ops(func)
+    seconds = None if always else seconds_beside(func, ctx)
+    chains: _Chains | None = None
+    readers = _readers(func)
     starts: dict[Op, list[Op]] = {}
     replaced: dict[Value, Value] = {}
     read: set[Value] = set()
     for members in _groups(func, forward, readers):
-        if seconds is not None and any(_read_behind(m, forward, readers) for m in members):
-            continue
         bias = all(m.bias is not None for m in members)
         needed = {v for m in members for v in m.reads(bias)}
         results = [m.results(bias)[0] for m in members]
@@ -66,13 +157,16 @@ def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
             continue  # one waits for another; what depends on other groups is looked at in the next round
         b = Builder(members[0].op.loc)
         members = _in_known_order(func, members)
-        values = _stacked(b, members, bias)
-        if seconds is not None:
+        made = _emitted(b, members, bias)
+        if seconds is not None and frozenset(m.op.operands[m.stacked] for m in members) not in values:
             copies = _copies(func, members, bias, b.ops)
             new = [op for op in b.ops if op.name != "graph.strided_slice" or op in copies]
-            if seconds(new) > seconds([op for m in members for op in m.ops(bias)]):
+            if chains is None:
+                chains = _Chains(func, _alone(seconds))
+            new_s = seconds(new) + chains.longer_by_s([m.op for m in members])
+            if new_s > seconds([op for m in members for op in m.ops(bias)]):
                 continue
-        replaced.update((m.results(bias)[0], v) for m, v in zip(members, values, strict=True))
+        replaced.update((m.results(bias)[0], v) for m, v in zip(members, made, strict=True))
         read |= needed
         starts.setdefault(place, []).extend(b.ops)
     if not replaced:
@@ -85,6 +179,44 @@ def _stacked_once(func: Func, ctx: PassContext, *, always: bool) -> Func:
     return func.with_body(block.with_ops(live_ops(block)))
 
 
+def _alone(seconds: Callable[[Sequence[Op]], float]) -> Callable[[Op], float]:
+    """The seconds of one op."""
+    return lambda op: seconds([op])
+
+
+class _Chains:
+    """Chains of products in a function: seconds that must pass before and behind each op."""
+
+    def __init__(self, func: Func, seconds: Callable[[Op], float]) -> None:
+        ops = func.body.ops
+        self._own_s = {op: seconds(op) for op in ops if facts_of(op.name).elements is Elements.CONTRACTS}
+        self._before_s = self._on_the_way(ops, lambda op: op.operands, lambda op: op.results)
+        self._behind_s = self._on_the_way(ops[::-1], lambda op: op.results, lambda op: op.operands)
+        self.longest_s = max((self._before_s[op] + self._behind_s[op] for op in ops), default=0.0)
+
+    def longer_by_s(self, members: Sequence[Op]) -> float:
+        """By how much the longest chain grows where all members wait for the last of them."""
+        before_s = max(self._before_s[op] for op in members)
+        longest_s = before_s + max(self._own_s.get(op, 0.0) + self._behind_s[op] for op in members)
+        return max(0.0, longest_s - self.longest_s)
+
+    def _on_the_way(
+        self,
+        ops: Sequence[Op],
+        sources: Callable[[Op], Sequence[Value]],
+        targets: Callable[[Op], Sequence[Value]],
+    ) -> dict[Op, float]:
+        """Per op the most seconds of products on a way of values to it, without its own."""
+        at: dict[Value, float] = {}
+        seconds = {}
+        for op in ops:
+            seconds[op] = max((at.get(v, 0.0) for v in sources(op)), default=0.0)
+            reached = seconds[op] + self._own_s.get(op, 0.0)
+            for v in targets(op):
+                at[v] = max(reached, at.get(v, 0.0))
+        return seconds
+
+
 def _place(
     func: Func, needed: Collection[Value], results: Sequence[Value], readers: Mapping[Value, Sequence[Op]]
 ) -> Op | None:
@@ -94,24 +226,6 @@ def _place(
     ready = 1 + max(made, default=-1)
     first = min((number[x] for r in results for x in readers.get(r, ())), default=-1)
     return func.body.ops[ready] if ready <= first else None
-
-
-def _read_behind(m: _Member, forward: Collection[Op], readers: Mapping[Value, Sequence[Op]]) -> bool:
-    """Whether the backward pass reads a product of the forward pass, perhaps moved, or with its bias.
-
-    Gradients of attention are kernels whose factors the copy engine brings from where arrays begin: from
-    within a larger array it does not, and they would take twice as long.
-    """
-    if m.op not in forward:
-        return False
-    pending = list(m.op.results)
-    while pending:
-        for op in readers.get(pending.pop(), ()):
-            if op not in forward and op.name != "graph.return":
-                return True
-            if op is m.bias or facts_of(op.name).elements in SAME_MEMORY | {Elements.MOVES, Elements.STRIDES}:
-                pending += op.results
-    return False
 
 
 def _in_known_order(func: Func, members: Sequence[_Member]) -> list[_Member]:
@@ -182,7 +296,7 @@ def _members(op: Op, readers: Mapping[Value, Sequence[Op]]) -> list[_Member]:
     return []
 
 
-def _stacked(b: Builder, members: Sequence[_Member], bias: bool) -> list[Value]:
+def _emitted(b: Builder, members: Sequence[_Member], bias: bool) -> list[Value]:
     """The results of all members, as slices of one product."""
     op = members[0].op
     stacked = [m.op.operands[m.stacked] for m in members]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Op, Value
@@ -42,14 +43,29 @@ def seconds_beside(func: Func, ctx: PassContext) -> Callable[[Sequence[Op]], flo
     return seconds
 
 
-def summed(func: Func, ctx: PassContext, *, always: bool) -> Func:
-    """The function with sums of products as products; see the pass. What is joined already costs nothing."""
-    if not forward_ops(func):
-        return func
-    seconds = None if always else seconds_beside(func, ctx)
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """A sum: its values in order, the additions, and groups of products that may be one product each."""
+
+    end: Op
+    leaves: list[Value]
+    additions: list[Op]
+    merged: list[list[Op]]
+
+    @property
+    def factors(self) -> list[frozenset[Value]]:
+        """What each of the products would join: first factors, and second ones."""
+        return [frozenset(p.operands[k] for p in group) for group in self.merged for k in (0, 1)]
+
+
+def joined_values(func: Func) -> list[list[frozenset[Value]]]:
+    """The sets of factors that each sum of products of a function would join."""
+    return [x.factors for x in _sums_of(func)]
+
+
+def _sums_of(func: Func) -> Iterator[_Sum]:
+    """The sums of a function that have products to join, the last one first."""
     made_by, uses = producers(func.body), use_counts(func.body)
-    replaced: dict[Value, Value] = {}
-    before: dict[Op, list[Op]] = {}
     taken: set[Op] = set()
     for op in reversed(func.body.ops):
         if op.name != "graph.add" or op in taken:
@@ -59,18 +75,33 @@ def summed(func: Func, ctx: PassContext, *, always: bool) -> Func:
         groups: dict[object, list[Op]] = defaultdict(list)
         for leaf in leaves:
             product = made_by.get(leaf)
-            if product is not None and uses[leaf] == 1 and _sums(product):
+            if product is not None and uses[leaf] == 1 and _is_product(product):
                 groups[product.attrs].append(product)
         merged = [g for g in groups.values() if len(g) > 1]
-        if not merged:
-            continue
+        if merged:
+            yield _Sum(op, leaves, additions, merged)
+
+
+def summed(func: Func, ctx: PassContext, values: Collection[frozenset[Value]] = (), *, always: bool) -> Func:
+    """The function with sums of products as products; see the pass. What is joined already costs nothing.
+
+    values: sets of factors that are joined at any price.
+    """
+    if not forward_ops(func):
+        return func
+    seconds = None if always else seconds_beside(func, ctx)
+    replaced: dict[Value, Value] = {}
+    before: dict[Op, list[Op]] = {}
+    for found in _sums_of(func):
+        op, leaves, additions, merged = found.end, found.leaves, found.additions, found.merged
         b = Builder(op.loc)
         members = {p.result for g in merged for p in g}
         total = None
         for value in (*(_joined(b, g) for g in merged), *(v for v in leaves if v not in members)):
             total = value if total is None else b.value("graph.add", total, value)
         old = [*additions, *(p for g in merged for p in g)]
-        if seconds is not None and seconds(b.ops) > seconds(old):
+        wanted = any(v in values for v in found.factors)
+        if seconds is not None and not wanted and seconds(b.ops) > seconds(old):
             continue
         assert total is not None
         before[op] = b.ops
@@ -102,7 +133,7 @@ def _summands(last: Op, made_by: dict[Value, Op], uses: dict[Value, int]) -> tup
     return leaves, additions
 
 
-def _sums(op: Op) -> bool:
+def _is_product(op: Op) -> bool:
     """Whether an op is a product of two matrices."""
     return op.name == "graph.matmul" and op.result.tensor.rank == 2
 

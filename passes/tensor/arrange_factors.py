@@ -245,7 +245,7 @@ def _reader(kernel: Func, factor: _Factor, stored: TensorType) -> tuple[Func, tu
 
 def _stored(module: Module, group: _Group) -> Module:
     """The module with the factors of a group stored once, before the first product that reads them."""
-    kernels = {f.name: f for f in module.funcs}
+    main, kernels = module.main, {f.name: f for f in module.funcs}
     taken = set(kernels)
     first = kernels[group[0].kernel]
     product = next(op for op in first.body.ops if op.name == "tensor.contract")
@@ -256,7 +256,7 @@ def _stored(module: Module, group: _Group) -> Module:
     positions = {factor.kernel: factor.positions for factor in group}
     b = Builder()
     copy: Value | None = None
-    for op in module.main.body.ops:
+    for op in main.body.ops:
         ref = op.get("callee")
         if not isinstance(ref, Ref) or ref.name not in readers:
             b.append(op)
@@ -268,7 +268,7 @@ def _stored(module: Module, group: _Group) -> Module:
         b.append(op.with_operands((*(op.operands[i] for i in kept), copy)))
     funcs: list[Func] = []
     for f in module.funcs:
-        if f is module.main:
+        if f is main:
             funcs.append(f.with_body(f.body.with_ops(tuple(b.ops))))
             continue
         funcs += [maker] if f is first else []

@@ -31,6 +31,7 @@ def choose_layouts(
     *,
     layout: Literal["auto", "first", "last"] = "auto",
     method: Literal["cut", "exact", "sssp"] = "cut",
+    partitioner: Literal["rules", "maximal"] = "rules",
 ) -> Module:
     """Let intermediate values lie in the order of dimensions that costs least.
 
@@ -57,6 +58,7 @@ def choose_layouts(
     with all orders that some op can use, prices every kernel, forward and backward, by the estimate of its
     family for each combination of them, and takes the choice of least seconds; the attribute says what it
     costs, and what proves it. `sssp` chooses by shortest paths over the same costs (the baseline).
+    partitioner: what will choose which ops share a kernel; `exact` and `sssp` price its kernels.
     """
     if layout != "auto" and method != "cut":
         raise InputError(f"expected layout=auto with method={method}, got layout={layout}")
@@ -67,7 +69,7 @@ def choose_layouts(
     main = module.main
     if main.level is not Level.TENSOR or any(op.name == "tensor.call" for op in main.body.ops):
         return module
-    chosen = _by_selection(main, module.constants, ctx, method)
+    chosen = _by_selection(main, module.constants, ctx, method, partitioner)
     return module.with_funcs(tuple(chosen if f is main else f for f in module.funcs))
 
 
@@ -97,7 +99,11 @@ def _cut_orders(
 
 
 def _by_selection(
-    func: Func, constants: Constants, ctx: PassContext, method: Literal["exact", "sssp"]
+    func: Func,
+    constants: Constants,
+    ctx: PassContext,
+    method: Literal["exact", "sssp"],
+    partitioner: str,
 ) -> Func:
     """The function in the orders that a selection over all its kernels chooses.
 
@@ -106,14 +112,14 @@ def _by_selection(
     so.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
-    problem = order_problem(func, constants, hardware, ctx)
+    problem = order_problem(func, constants, hardware, ctx, partitioner=partitioner)
     selection = problem.solved(method)
     orders = problem.chosen(selection)
     last = channels_last_orders(func)
     choice = selection_facts(problem, selection, method)
     if method == "exact":
         cut = {v: order for part in _cut_orders(func, last, ctx) for v, order in part.items()}
-        whole_s, cut_s = (program_s(func, constants, o, hardware, ctx) for o in (orders, cut))
+        whole_s, cut_s = (program_s(func, constants, o, hardware, ctx, partitioner) for o in (orders, cut))
         orders = cut if cut_s < whole_s else orders
         choice |= {"whole_s": whole_s, "cut_whole_s": cut_s, "taken": "cut" if cut_s < whole_s else "exact"}
     facts = _counts(func, {v: order for v, order in orders.items() if order == last.get(v)})

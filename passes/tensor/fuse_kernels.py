@@ -12,7 +12,7 @@ from tilewright.passes.tensor.fusion.kernel_groups import readers, used_outside
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name, outline
 from tilewright.passes.tensor.fusion.partitioners import partition_by
 
-Partitioner = Literal["rules", "exact", "algorithm1", "none"]
+Partitioner = Literal["rules", "exact", "algorithm1", "maximal", "none"]
 
 
 @register_pass(Level.TENSOR, establishes={"kernels-outlined"})
@@ -26,8 +26,10 @@ def fuse_kernels(
 
     Which ops may share a kernel is decided from index sets (see `fusion/legality.py`). `rules` lets each op
     join the latest producer it fits; `exact` finds the partition whose kernels take the least time by the
-    cost model; `algorithm1` merges pairs of kernels while that helps, as the paper prints it; with `none`
-    every op gets a kernel of its own. Joins and communications stay in @main, these in their order.
+    cost model; `algorithm1` merges pairs of kernels while that helps, as the paper prints it; `maximal`
+    leaves products alone and fuses all else as far as iteration spaces are equal or differ by one reduction
+    (see `fusion/maximal.py`); with `none` every op gets a kernel of its own. Joins and communications stay in
+    @main, these in their order.
 
     prologues: whether `rules` computes a large map of a value that is stored anyway in the product that reads
     it, and not where the value is made (`kernel_groups.py` has the conditions). The cost model does not

@@ -7,18 +7,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tilewright.ir import Func, Level, Module, Op, Value
-from tilewright.ir.expr import Expr, substitute
-from tilewright.ir.nodes import Attr
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import fills
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.analysis.backward_pass import RECOMPUTED, forward_ops
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
 from tilewright.passes.rewriting.dead_ops import live_ops
-from tilewright.passes.rewriting.values import copied_ops, with_indices
+from tilewright.passes.rewriting.inlined import with_bodies
 
 #: additions per point up to which a map is cheap, those of the maps inlined in it included
 MAX_COST = 8
+#: the same of what the backward pass computes again: a norm with its root and its division, and what follows
+MAX_COST_AGAIN = 48
 #: bytes of inputs of the function up to which reading them again costs less than a launch
 SMALL_BYTES = 1 << 16
 #: element types of quantised numbers
@@ -46,7 +45,8 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
         -->   %s = tensor.reduce(%dy, %x) {fma}
 
     A map of one value that the backward pass reads anyway is computed there and not stored beside the value,
-    where that moves no more bytes: where a relu let its operand pass.
+    where that moves no more bytes: where a relu let its operand pass. What is computed again for a product
+    is stored, yet maps beside it that read the value instead wait for no kernel that stores it.
 
     rewrite:  %hit = tensor.map(%y) {y > 0}; %x = tensor.map(%hit, %d) {select}; %w = tensor.contract(%d, %y)
         -->   %x = tensor.map(%y, %d) {select(y > 0, d, 0)}; %w = tensor.contract(%d, %y)
@@ -65,6 +65,7 @@ def _reread(main: Func) -> Func:
     """Backward maps and sums with the bodies of maps of one value each that they can read as fast."""
     forward = forward_ops(main)
     kept = _kept(main, forward)
+    recomputed = main.get(RECOMPUTED) is not None
     read_by: dict[Value, list[Op]] = defaultdict(list)
     for op in main.body.ops:
         for v in dict.fromkeys(op.operands):
@@ -74,10 +75,15 @@ def _reread(main: Func) -> Func:
     for op in main.body.ops:
         new = op
         if op.name in _WITH_MAPS and op not in forward:
-            new = _with_bodies(op, again)
+            new = with_bodies(op, again)
         if op.name == "tensor.map" and len(op.results) == 1 and not is_copy(op):
             later = [x for x in read_by[op.result] if x not in forward]
-            if _is_reread(new, kept, later, stored=len(later) < len(read_by[op.result])):
+            stored, cost = len(later) < len(read_by[op.result]), MAX_COST
+            if recomputed and op not in forward:
+                maps = [x for x in later if x.name != "tensor.contract"]
+                stored, cost = stored or len(maps) < len(later), MAX_COST_AGAIN
+                later = maps
+            if _is_reread(new, kept, later, stored=stored, cost=cost):
                 again[op.result] = new
         ops.append(new)
     return _live(main, ops)
@@ -91,6 +97,8 @@ def _kept(main: Func, forward: Collection[Op]) -> set[Value]:
     """
     late: set[Value] = set()
     made = {*main.params, *(r for op in forward for r in op.results)}
+    if main.get(RECOMPUTED) is not None:  # no forward kernel makes anything for the backward pass
+        return {v for op in main.body.ops[:-1] if op not in forward for v in op.operands if v in made}
     kept: set[Value] = set()
     for op in main.body.ops[:-1]:
         if op in forward:
@@ -101,14 +109,14 @@ def _kept(main: Func, forward: Collection[Op]) -> set[Value]:
     return kept
 
 
-def _is_reread(op: Op, kept: set[Value], later: Sequence[Op], *, stored: bool) -> bool:
+def _is_reread(op: Op, kept: set[Value], later: Sequence[Op], *, stored: bool, cost: int) -> bool:
     """Whether backward ops compute a map of one large value with no more traffic than storing it takes.
 
-    later: those ops. stored: whether the forward pass reads the result, too, so that it may be stored
-    anyway.
+    later: those ops. stored: whether others read the result, too, so that it may be stored anyway. cost: of
+    the map at most, in additions.
     """
     made = op.result.tensor.nbytes
-    if made <= SMALL_BYTES or recompute_cost(op) > MAX_COST or any(fill is not None for fill in fills(op)):
+    if made <= SMALL_BYTES or recompute_cost(op) > cost or any(fill is not None for fill in fills(op)):
         return False
     wide = {v for v in op.operands if v.tensor.nbytes > SMALL_BYTES}
     if len(wide) != 1 or not wide <= kept:
@@ -141,7 +149,7 @@ def _inlined(main: Func, *, of_bytes: bool = False) -> Func:
             small.add(op.result)
         new = op
         if op.name == "tensor.map" and not is_copy(op):
-            new = _with_bodies(op, cheap)
+            new = with_bodies(op, cheap)
             taken = not of_bytes or any(v.tensor.dtype in BYTES for v in new.operands)
             if taken and len(new.results) == 1 and _is_cheap(new, small, reduced):
                 cheap[new.result] = new
@@ -166,7 +174,7 @@ def _summed(main: Func) -> Func:
     for op in main.body.ops:
         if op.name == "tensor.map" and len(op.results) == 1 and _is_read_as_fast(op, stored, elsewhere):
             read[op.result] = op
-        ops.append(_with_bodies(op, read) if op.name == "tensor.reduce" else op)
+        ops.append(with_bodies(op, read) if op.name == "tensor.reduce" else op)
     return _live(main, ops)
 
 
@@ -219,51 +227,3 @@ def _is_read_as_fast(op: Op, stored: set[Value], elsewhere: set[Value]) -> bool:
     if op.result in elsewhere or any(v not in stored for v in read):
         return total < made.nbytes
     return total <= 2 * made.nbytes
-
-
-def _with_bodies(op: Op, cheap: dict[Value, Op]) -> Op:
-    """The map or sum with the bodies of cheap maps that it reads in the place of their results."""
-    inside = {i for i, v in enumerate(op.operands) if v in cheap and fills(op)[i] is None}
-    if not inside or op.body is None:
-        return op
-    operands: list[Value] = []
-    indices: list[tuple[Expr, ...]] = []
-    outside: list[Attr] = []
-    params: list[Value] = []
-    body: list[Op] = []
-    new: dict[Value, Value] = {}
-    for i, value in enumerate(op.operands):
-        if i not in inside:
-            operands.append(value)
-            indices.append(tuple(reads(op)[i]))
-            outside.append(fills(op)[i])
-            params.append(op.body.params[i])
-            continue
-        source = cheap[value]
-        assert source.body is not None
-        env = dict(zip(dims(source, "par"), reads(op)[i], strict=True))
-        own = [Value(p.type, p.hint) for p in source.body.params]
-        operands += source.operands
-        indices += [_placed(at, env, op) for at in reads(source)]
-        outside += fills(source)
-        params += own
-        values = dict(zip(source.body.params, own, strict=True))
-        *ops, last = _indexed(source, env, op).body.ops  # type: ignore[union-attr]
-        body += copied_ops(ops, values)
-        new[op.body.params[i]] = values.get(last.operands[0], last.operands[0])
-    body += [o.with_operands(tuple(new.get(v, v) for v in o.operands)) for o in op.body.ops]
-    attrs: dict[str, Attr] = {"reads": tuple(indices)}
-    if op.get("fill") or any(fill is not None for fill in outside):
-        attrs["fill"] = tuple(outside)
-    params += op.body.params[len(op.operands) :]  # the totals of a sum
-    block = replace(op.body, params=tuple(params), ops=tuple(body))
-    return replace(op.with_attrs(**attrs), operands=tuple(operands), body=block)
-
-
-def _placed(at: Sequence[Expr], env: dict[str, Expr], reader: Op) -> tuple[Expr, ...]:
-    return tuple(simplify(substitute(e, env), ranges_of(reader)) for e in at)
-
-
-def _indexed(source: Op, env: dict[str, Expr], reader: Op) -> Op:
-    """The map with the indices in its body as its reader has them."""
-    return with_indices(source, lambda e: simplify(substitute(e, env), ranges_of(reader)))

@@ -34,7 +34,9 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
     rewrite:  loop(v, 4) { %a = load(%x, at = [i, 4*j + v]); store(%a, %s, at = [4*j + v]) }
               -->   %a = load(%x, at = [i, 4*j], lanes = 4); store(%a, %s, at = [4*j])
 
-    A gather whose offset is one number for all iterations plus their own is a vector, too.
+    A gather whose offset is one number for all iterations plus their own is a vector, too. Where iterations
+    compute what no vector holds, such as their parts of one random word, a GPU keeps their results in
+    registers and writes these as vectors.
     max_bytes: widest vector in memory. registers: also loops that touch register buffers alone (a CPU has
     vector arithmetic; a GPU only gains from wide memory accesses); then no value is wider than the vectors
     of a CPU that `ctx` names, whatever its dtype. Each lane computes what its iteration computed.
@@ -44,29 +46,32 @@ def vectorise(func: Func, ctx: PassContext, *, max_bytes: int = 16, registers: b
     if registers and isinstance(ctx.hardware, CpuHardware):
         max_bytes = min(max_bytes, ctx.hardware.simd_lanes * itemsize("f32"))
     v = _Vectoriser(max_bytes, registers)
-    return func.with_body(v.block(func.body, launch_ranges(func)))
+    body = v.block(func.body, launch_ranges(func))
+    return func.with_body(body.with_ops((*v.allocs, *body.ops)) if v.allocs else body)
 
 
 class _Vectoriser:
     def __init__(self, max_bytes: int, registers: bool) -> None:
         self.max_bytes, self.registers = max_bytes, registers
+        self.allocs: list[Op] = []
 
     def block(self, block: Block, ranges: Ranges) -> Block:
-        return block.with_ops(tuple(self.op(op, ranges) for op in block.ops))
+        return block.with_ops(tuple(new for op in block.ops for new in self.op(op, ranges)))
 
-    def op(self, op: Op, ranges: Ranges) -> Op:
+    def op(self, op: Op, ranges: Ranges) -> list[Op]:
         if op.body is None:
-            return op
+            return [op]
         inner = body_ranges(op, ranges)
         if op.name == "thread.loop" and not any(o.body is not None for o in op.body.ops):
-            return self.loop(op, inner)
+            if op.operands:
+                return [op]
+            wide = self.loop(op, inner)
+            return self.moved_apart(op, inner) if wide is op and not self.registers else [wide]
         body = self.block(op.body, inner)
-        return op if body is op.body else replace(op, body=body)
+        return [op if body is op.body else replace(op, body=body)]
 
     def loop(self, op: Op, ranges: Ranges) -> Op:
         assert op.body is not None
-        if op.operands:
-            return op
         sizes = [itemsize(t.dtype) for t in _moved(op.body, loop_variable(op))]
         for lanes in sorted(LANES - {1}, reverse=True):
             if sizes and lanes * max(sizes) <= self.max_bytes and extent_of(op) % lanes == 0:
@@ -74,6 +79,58 @@ class _Vectoriser:
                 if wide is not None and not (self.registers and _widest_bytes(wide) > self.max_bytes):
                     return replace(op.with_attrs(extent=extent_of(op) // lanes), body=wide)
         return op
+
+    def moved_apart(self, op: Op, ranges: Ranges) -> list[Op]:
+        """The loop on registers, between loops that fill and write these by vectors, where that goes."""
+        assert op.body is not None
+        body, at = op.body, (Sym(loop_variable(op)),)
+        stores = [o for o in body.ops if _writes(o) and o.operands[1].tensor.space == "global"]
+        reads = [o for o in body.ops if o.name in ("thread.load", "thread.gather")]
+        plain = all(o.level == "scalar" or _writes(o) or o in reads for o in body.ops)
+        written = {o.operands[1] for o in body.ops if _writes(o)}
+        if not stores or not plain or op["unroll"] != 1 or written & {o.operands[0] for o in reads}:
+            return [op]
+        inside: dict[Op, Op] = {}
+        made: list[Value] = []
+        loading, storing = [], Builder()
+        for o in stores:
+            made.append(kept := _registers(op, o.operands[1], "kept"))
+            inside[o] = Op("thread.store", (o.operands[0], kept), (("at", at), ("mask", ())), loc=o.loc)
+            with storing.at(o.loc):
+                value = storing.value("thread.load", kept, at=at, hint=o.operands[0].hint)
+                storing.append(o.with_operands((value, o.operands[1])))
+        whole = replace(op, body=storing.block())
+        wide = self.loop(whole, ranges)
+        if wide is whole:
+            return [op]
+        for o in reads:
+            if o.name != "thread.load" or o.operands[0].tensor.space == "reg":
+                continue
+            kept = _registers(op, o.operands[0], "read")
+            one = Builder(o.loc)
+            value = Value(o.result.type, o.result.hint)
+            one.append(replace(o, results=(value,)))
+            one.do("thread.store", value, kept, at=at)
+            alone = replace(op, body=one.block())
+            filled = self.loop(alone, ranges)
+            if filled is not alone:
+                attrs = (("at", at), ("lanes", 1), ("mask", ()), ("other", 0.0))
+                made.append(kept)
+                loading.append(filled)
+                inside[o] = Op("thread.load", (kept,), attrs, o.results, loc=o.loc)
+        alloc = (("align", 16), ("swizzled", False))
+        self.allocs += [Op("thread.alloc", (), alloc, (v,), loc=op.loc) for v in made]
+        computing = replace(op, body=body.with_ops(tuple(inside.get(o, o) for o in body.ops)))
+        return [*loading, computing, wide]
+
+
+def _registers(op: Op, like: Value, hint: str) -> Value:
+    """Registers for an element of each iteration of a loop."""
+    return Value(TensorType(like.tensor.dtype, (extent_of(op),), "reg"), hint)
+
+
+def _writes(op: Op) -> bool:
+    return op.name == "thread.store"
 
 
 def _moved(body: Block, var: str) -> list[TensorType]:

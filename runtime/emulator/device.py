@@ -25,7 +25,7 @@ from tilewright.runtime.interface.state import NO_STATE, HostState, PlanState, S
 from tilewright.runtime.plan.arrays import check_constants, check_repeats, host_inputs
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, describe_launch
-from tilewright.runtime.plan.tensor_map import LaunchMap
+from tilewright.runtime.plan.tensor_map import ROUNDED, LaunchMap
 from tilewright.runtime.temporary_folder import TemporaryFolder
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -296,6 +296,7 @@ def _map_words(m: LaunchMap) -> list[int]:
         recipe.itemsize,
         recipe.swizzle,
         int(recipe.fill == "nan"),
+        int(recipe.dtype == ROUNDED),
     ]
     for dimension in reversed(list(zip(recipe.dims, strides, box, recipe.all_steps, strict=True))):
         words += dimension

@@ -28,11 +28,14 @@ PROMOTIONS = (0, 64, 128, 256)
 FILLS = ("zero", "nan")
 #: by rank, the range of the offsets of an im2col map's corners
 CORNER_RANGES = {3: (-(1 << 15), (1 << 15) - 1), 4: (-128, 127), 5: (-16, 15)}
+#: float32 in memory that a copy rounds to TF32 on its way: to the nearest, ties to even
+ROUNDED = "tfloat32"
 #: element types that the copy engine knows; it copies others as integers of their size
 MAP_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    ROUNDED,
 )  # fmt: skip
-FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64", ROUNDED)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class TensorMap:
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return DTYPES[self.dtype].itemsize
+        return DTYPES["float32" if self.dtype == ROUNDED else self.dtype].itemsize
 
     @property
     def all_steps(self) -> tuple[int, ...]:

@@ -92,14 +92,8 @@ class GenerationStore(Closable):
     # -- one run ---------------------------------------------------------------------------------------------
     def read(self, pieces: Sequence[Piece], buffer: HostBuffer) -> int:
         """Bring tensors as this run sees them into a buffer; bytes. Raises `StorageError`."""
-        futures: list[Future[None]] = []
         places = {name: self._new.get(name, self._place[name]) for name, _ in pieces}
-        nbytes = 0
-        for begin, offset, size, what in self._runs(pieces, places):
-            nbytes += size
-            for at in range(0, size, self.options.chunk_bytes):
-                part = buffer.view[offset + at : offset + min(at + self.options.chunk_bytes, size)]
-                futures.append(self._pool.submit(self._file.read_into, part, begin + at, what))
+        futures, nbytes = self._moved(self._file.read_into, pieces, places, buffer)
         _wait(futures)
         _wait(
             [
@@ -117,18 +111,15 @@ class GenerationStore(Closable):
 
     def write(self, pieces: Sequence[Piece], buffer: HostBuffer) -> int:
         """Write tensors out of a buffer to the places that do not count yet; bytes. Raises `StorageError`."""
-        futures: list[Future[None]] = []
         places = {n: 1 - self._place[n] if self.tensors[n].places == 2 else 0 for n, _ in pieces}
-        nbytes = 0
-        for name, offset in pieces:
-            view = buffer.view[offset : offset + self.tensors[name].nbytes]
-            futures.append(self._pool.submit(self._sum, name, places[name], view))
-        for begin, offset, size, what in self._runs(pieces, places):
-            nbytes += size
-            for at in range(0, size, self.options.chunk_bytes):
-                part = buffer.view[offset + at : offset + min(at + self.options.chunk_bytes, size)]
-                futures.append(self._pool.submit(self._file.write_from, part, begin + at, what))
-        _wait(futures)
+        sums = [
+            self._pool.submit(
+                self._sum, name, places[name], buffer.view[offset : offset + self.tensors[name].nbytes]
+            )
+            for name, offset in pieces
+        ]
+        futures, nbytes = self._moved(self._file.write_from, pieces, places, buffer)
+        _wait([*sums, *futures])
         self._new.update(places)
         return nbytes
 
@@ -171,6 +162,23 @@ class GenerationStore(Closable):
         self.write([(name, 0)], buffer)
 
     # -- inside ----------------------------------------------------------------------------------------------
+    def _moved(
+        self,
+        move: Callable[[memoryview, int, str], None],
+        pieces: Sequence[Piece],
+        places: Mapping[str, int],
+        buffer: HostBuffer,
+    ) -> tuple[list[Future[None]], int]:
+        """Start to move tensors between their places and a buffer, in chunks; the bytes."""
+        futures: list[Future[None]] = []
+        nbytes = 0
+        for begin, offset, size, what in self._runs(pieces, places):
+            nbytes += size
+            for at in range(0, size, self.options.chunk_bytes):
+                part = buffer.view[offset + at : offset + min(at + self.options.chunk_bytes, size)]
+                futures.append(self._pool.submit(move, part, begin + at, what))
+        return futures, nbytes
+
     def _runs(self, pieces: Sequence[Piece], places: Mapping[str, int]) -> list[tuple[int, int, int, str]]:
         """(byte of the file, byte of the buffer, bytes, a name) of pieces that lie together in both."""
         runs: list[tuple[int, int, int, str]] = []

@@ -30,12 +30,16 @@ def training_attention(
     window: int | None = None,
     bias: bool = False,
     dropout: bool = False,
+    stored: bool = False,
     backward: bool = True,
+    stacked: bool = False,
 ) -> Module:
     """Results and logarithms of sums, then gradients of q, k, v where `backward`.
 
     heads: extents before the matrices, the last `shared` of which keys and values do not have. causal: the
-    last query sees all keys, each one before it a key less; window: of those the last so many.
+    last query sees all keys, each one before it a key less; window: of those the last so many. stored:
+    whether the keys that queries see are given, for each of the first of `heads`. stacked: q, k and v lie in
+    one array, side by side.
     """
     w = GraphWriter()
     params: list[Value] = []
@@ -45,8 +49,14 @@ def training_attention(
         return w.tensor(params[-1])
 
     own = (*heads[: len(heads) - shared], *(1,) * shared)
-    q, k, v = (given(n, dtype, *lead, m, size) for n, lead, m in
-               (("q", heads, queries), ("k", own, keys), ("v", own, keys)))  # fmt: skip
+    if stacked:
+        whole = given("qkv", dtype, *heads, queries, 3 * size)
+        begins = ((*(0,) * len(heads), 0, i * size) for i in range(3))
+        sizes, ones = (*heads, queries, size), (1,) * (len(heads) + 2)
+        q, k, v = (w.op("strided_slice", whole, begin=b, size=sizes, strides=ones) for b in begins)
+    else:
+        q, k, v = (given(n, dtype, *lead, m, size) for n, lead, m in
+                   (("q", heads, queries), ("k", own, keys), ("v", own, keys)))  # fmt: skip
     names, others = [], []
     if bias:
         names.append("bias")
@@ -60,6 +70,9 @@ def training_attention(
         if window is not None:
             seen = w.op("logical_and", seen, w.op("less", last - window, place))
         others.append(seen)
+    if stored:
+        names.append("seen")
+        others.append(given("seen", "bool", heads[0], *(1,) * len(heads), keys))
     if dropout:
         names.append("kept")
         words = given("seed", "u32", 2), given("step", "u32")
@@ -90,6 +103,8 @@ def inputs_of(module: Module, seed: int = 0) -> list[np.ndarray]:
         t = p.tensor
         words = t.dtype == "u32"
         values = rng.integers(0, 1000, t.shape) if words else rng.standard_normal(t.shape)
+        if t.dtype == "bool":
+            values = values > -1.0
         arrays.append(values.astype(storage_dtype(t.dtype)))
     return arrays
 

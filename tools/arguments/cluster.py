@@ -16,6 +16,7 @@ from tilewright.compilation.option_values import (
 from tilewright.tools.arguments.network import REPEATS, SEED, add_shape_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub, seconds, whole
 from tilewright.tools.arguments.scope import OptionScope
+from tilewright.tools.arguments.train import LOSSES
 
 _PLOT = "draw a picture (.png or .svg; needs matplotlib)"
 _TRAINING = OptionScope(without=("--devices",))
@@ -87,13 +88,14 @@ def _add_plan(sub: Sub) -> None:
 def _add_execution_arguments(p: CommandParser) -> None:
     """The arguments of a plan for a few devices of one machine."""
     g = p.add_argument_group(
-        "one inference on a few devices of this machine (with --devices; --model is a network)"
+        "one inference, or training step, on a few devices of this machine (with --devices; --model is a "
+        "network)"
     )
 
     def add(*flags: str, **options: Any) -> None:
         p.add_scoped(g, _HERE, *flags, **options)
 
-    g.add_argument("--devices", type=whole(2, MAX_RANKS), metavar="N", help="how many: each is one process")
+    g.add_argument("--devices", type=whole(1, MAX_RANKS), metavar="N", help="how many: each is one process")
     add(
         "--measure-here",
         action="store_true",
@@ -111,8 +113,9 @@ def _add_execution_arguments(p: CommandParser) -> None:
     p.add_scoped(
         g, measured, "--memory", metavar="SIZE", help="memory of each device when measuring (default: all)"
     )
+    storage = OptionScope(needs=("--measure-here", "--memory-cap"))
     p.add_scoped(
-        g, measured, "--storage", metavar="FOLDER", help="what storage is measured (default: temporary files)"
+        g, storage, "--storage", metavar="FOLDER", help="what storage is measured (default: temporary files)"
     )
     add("--execute", action="store_true", help="run the plan, compare predicted and measured times")
     add("--batch", type=whole(1, 1 << 20), metavar="B", help="samples of one run (default: the network's)")
@@ -130,8 +133,34 @@ def _add_execution_arguments(p: CommandParser) -> None:
             metavar="N",
             help=f"{what} (default 0: searched)",
         )
+    _add_step_arguments(p, g)
     g.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     _add_compilation_arguments(p, g)
+
+
+def _add_step_arguments(p: CommandParser, g: argparse._ArgumentGroup) -> None:
+    """Add the arguments of a training step in place of an inference."""
+    p.add_scoped(
+        g,
+        _HERE,
+        "--train",
+        metavar="OPTIMIZER",
+        help="plan the training step of the network with this optimizer (sgd, adamw, ...)",
+    )
+    step = OptionScope(needs=("--train",))
+    p.add_scoped(
+        g, step, "--loss", default="cross_entropy", choices=LOSSES, help="of the step (default cross_entropy)"
+    )
+    p.add_scoped(
+        g, step, "--zero", type=whole(0, 1), metavar="0|1", help="ZeRO-1 of replicas (default: searched)"
+    )
+    p.add_scoped(
+        g,
+        step,
+        "--memory-cap",
+        metavar="SIZE",
+        help="with --devices 1: state stays on storage (--storage) and streams through so much device memory",
+    )
 
 
 def _add_compilation_arguments(p: CommandParser, g: argparse._ArgumentGroup) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tilewright.compilation.option_values import Layouts, Precision
+from tilewright.compilation.option_values import PARTITIONER, Layouts, Partitioner, Precision
 from tilewright.tools.arguments.network import add_network_arguments, add_pass_arguments
-from tilewright.tools.arguments.parsing import Sub
+from tilewright.tools.arguments.parsing import CommandParser, Sub
 from tilewright.tools.arguments.scope import NETWORKS, OptionScope
 
 
@@ -34,23 +34,7 @@ def add_explain(sub: Sub) -> None:
     )
     step = OptionScope(NETWORKS, needs=("--train",))
     p.add_scoped(p, step, "--loss", default="cross_entropy", help="its loss (default cross_entropy)")
-    p.add_scoped(
-        p,
-        OptionScope(NETWORKS, without=("--partitioners",)),
-        "--precision",
-        default="fp32",
-        choices=get_args(Precision),
-        help="the precision of the network or its step (default fp32)",
-    )
-    p.add_scoped(
-        p,
-        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
-        "--layouts",
-        default="cut",
-        choices=get_args(Layouts),
-        help="what chooses the order of dimensions of intermediate values (default cut); exact and sssp say "
-        "what their choice costs and what proves it",
-    )
+    _add_choices(p)
     p.add_scoped(
         p, step, "--memory-budget", metavar="BYTES", help="what it may take on the device, such as 8GiB"
     )
@@ -71,3 +55,32 @@ def add_explain(sub: Sub) -> None:
     )
     p.add_argument("--json", action="store_true", help="print a list of kernels as JSON")
     p.set_defaults(action="commands.explain:run_explain")
+
+
+def _add_choices(p: CommandParser) -> None:
+    """What a compilation that is explained takes of those of `tilewright compile`."""
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners",)),
+        "--precision",
+        default="fp32",
+        choices=get_args(Precision),
+        help="the precision of the network or its step (default fp32)",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
+        "--partitioner",
+        default=PARTITIONER,
+        choices=get_args(Partitioner),
+        help=f"what chooses which ops share a kernel (default {PARTITIONER})",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
+        "--layouts",
+        default="cut",
+        choices=get_args(Layouts),
+        help="what chooses the order of dimensions of intermediate values (default cut); exact and sssp say "
+        "what their choice costs and what proves it",
+    )

@@ -98,11 +98,12 @@ def _add_storage(p: CommandParser) -> None:
     )
     p.add_scoped(
         group,
-        OptionScope(needs=("--memory-cap", "--mode pipeline"), without=("--accumulate",)),
+        OptionScope(needs=("--memory-cap", "--devices", "--mode"), without=("--accumulate",)),
         "--micro-batches",
         type=whole(1, 1 << 20),
         metavar="N",
-        help="parts of a batch that are computed one after another, for one update (default 1)",
+        help="parts of a batch that are computed one after another, for one update, in which replicas add "
+        "gradients up over the devices once (default 1)",
     )
     on_storage = OptionScope(needs=("--memory-cap",))
     p.add_scoped(

@@ -11,6 +11,10 @@ from tilewright.cluster.execution import PlanOptions, plan_network
 from tilewright.cluster.planning.op_seconds import with_batch
 from tilewright.cluster.planning.search import RequestedShape
 from tilewright.cluster.report import report_text
+from tilewright.cluster.steps.planning import plan_step
+from tilewright.cluster.steps.report import step_text, streamed_text
+from tilewright.cluster.steps.streamed import StreamedOptions, plan_streamed
+from tilewright.cluster.steps.ways import TrainingTask
 from tilewright.cluster.text import plan_text, table_text, validation_text
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.costmodel.cluster.inputs.loading import load_cluster, load_model, load_training
@@ -27,6 +31,7 @@ from tilewright.distributed.launcher import launch_command
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.ir import InputError, Module, WorkError
 from tilewright.running.rank_executable import together, world
+from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.communication.mpi_world import started_by_mpi
 from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.arguments.scope import ZOO
@@ -37,6 +42,7 @@ from tilewright.tools.plots.cluster import (
     write_plan_plot,
     write_validation_plot,
 )
+from tilewright.training import optim
 
 
 def run_plan(a: argparse.Namespace) -> None:
@@ -126,28 +132,84 @@ def plan_here(a: argparse.Namespace) -> None:
 
     Raises InputError, UnsupportedError and WorkError, the last also where the result is wrong.
     """
+    if a.memory_cap is not None:
+        _plan_streamed(a)
+        return
     options = _options(a)
     if not a.execute and not a.measure_here:
-        tell(a, plan_network(_executed_network(a), _name(a), options))
+        tell(a, _planned(a, options, None))
     elif a.as_rank or started_by_mpi():
         _run_rank(a, options)
     else:
         launch_command(a.devices, a.argv)
 
 
+def _planned(
+    a: argparse.Namespace, options: PlanOptions, communicator: AnyCommunicator | None
+) -> dict[str, Any]:
+    """The plan of an inference or, with --train, of a training step."""
+    if a.train is None:
+        return plan_network(_executed_network(a), _name(a), options, communicator)
+    return plan_step(_task(a), options, communicator, zero=a.zero)
+
+
+def _task(a: argparse.Namespace) -> TrainingTask:
+    """The network, as it is trained, for the batch that was asked for."""
+    if a.train not in optim.NAMED:
+        known = ", ".join(optim.NAMED)
+        raise InputError(f"expected an optimizer among {known}, got '{a.train}'", where="--train")
+    rate = {"lr": 0.1, "momentum": 0.9} if a.train == "sgd" else {}
+    network = read_network(
+        a.model, params="random", seed=a.seed, shapes=a.shape, constants=a.constant, training=True
+    )
+    network = network if a.batch is None else with_batch(network, a.batch)
+    return TrainingTask(network, _name(a), a.loss, optim.NAMED[a.train](**rate), a.precision)
+
+
+def _plan_streamed(a: argparse.Namespace) -> None:
+    """Plan and, where asked, execute a step whose state streams through one device."""
+    if a.devices != 1:
+        raise InputError(
+            f"expected --devices 1: state streams through one device, got {a.devices}", where="--memory-cap"
+        )
+    _require_network(a)
+    for option in ("cluster", "dp", "tp", "p", "plot"):
+        if getattr(a, option):
+            raise InputError("expected this option without --memory-cap", where=f"--{option}")
+    options = StreamedOptions(
+        a.target,
+        memory_bytes(a.memory_cap, where="--memory-cap"),
+        runs=a.micro_batches or 1,
+        folder=a.storage,
+        repeats=a.repeats,
+        pick=a.pick,
+        seed=a.seed,
+        run=a.execute,
+    )
+    facts = plan_streamed(_task(a), options)
+    print(json.dumps(facts, indent=1) if a.json else streamed_text(facts))
+    _require_right(a, facts)
+
+
+def _require_network(a: argparse.Namespace) -> None:
+    """Raise InputError unless --model is a network that can be read."""
+    if a.model.startswith(ZOO):
+        return
+    if Path(a.model).suffix not in _EXECUTED_NETWORKS:
+        raise InputError("expected a network: a plan with --devices comes from its graph", where="--model")
+    if not Path(a.model).exists():
+        raise InputError("no such file", where=a.model)
+
+
 def _options(a: argparse.Namespace) -> PlanOptions:
     """Check what can be checked before processes start."""
+    if a.devices == 1:
+        raise InputError("expected 2 devices or more, or --train with --memory-cap, got 1", where="--devices")
     if a.mode != "corrected":
         raise InputError(f"a plan with --devices is priced by mode corrected, got {a.mode}", where="--mode")
     if bool(a.cluster) == bool(a.measure_here):
         raise InputError("expected a record (--cluster) or --measure-here, one of them", where="--cluster")
-    if not a.model.startswith(ZOO):
-        if Path(a.model).suffix not in _EXECUTED_NETWORKS:
-            raise InputError(
-                "expected a network: a plan with --devices comes from its graph", where="--model"
-            )
-        if not Path(a.model).exists():
-            raise InputError("no such file", where=a.model)
+    _require_network(a)
     if a.plot:
         require_plot(a.plot)
         if not a.execute:
@@ -190,7 +252,7 @@ def _run_rank(a: argparse.Namespace, options: PlanOptions) -> None:
             raise InputError(
                 f"expected {communicator.size}, as mpirun started, got {a.devices}", where="--devices"
             )
-        facts = plan_network(_executed_network(a), _name(a), options, communicator)
+        facts = _planned(a, options, communicator)
     if communicator.rank == 0:
         tell(a, facts)
 
@@ -199,10 +261,16 @@ def tell(a: argparse.Namespace, facts: dict[str, Any]) -> None:
     """Print and draw what was found; raises WorkError where the plan gave a wrong result."""
     if a.plot:
         write_execution_plot(facts, a.plot)
-    print(json.dumps(facts, indent=1) if a.json else report_text(facts))
+    text = report_text if a.train is None else step_text
+    print(json.dumps(facts, indent=1) if a.json else text(facts))
     for path in (a.record, a.plot):
         if path and not a.json:
             print(f"wrote {Path(path)}")
+    _require_right(a, facts)
+
+
+def _require_right(a: argparse.Namespace, facts: dict[str, Any]) -> None:
+    """Raise WorkError where what was executed gave a wrong result."""
     error, limit = facts.get("execution", {}).get("relative_error", 0.0), TOLERANCE[a.precision]
     if not error <= limit:
         raise WorkError(f"the result is wrong: relative error {error:.3g} is above {limit:g}")

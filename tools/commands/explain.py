@@ -114,7 +114,7 @@ def explain_step(a: argparse.Namespace) -> None:
     if a.operators:
         _print_operators(step, f"a step of {a.network} with {a.train}", a)
         return
-    lowered = lower(step, target, precision=a.precision, layouts=a.layouts)
+    lowered = lower(step, target, precision=a.precision, partitioner=a.partitioner, layouts=a.layouts)
     if a.mue:
         rows = movement_rows(lowered.tensor, lowered.thread, lowered.records, target.hardware)
         _print_movement(
@@ -143,6 +143,7 @@ def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
         own=chosen["passes"],
         verify_each=chosen["verify_each"],
         precision=a.precision,
+        partitioner=a.partitioner,
         layouts=a.layouts,
     )
 
@@ -173,6 +174,7 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
         weights_text(facts),
         hardware_text(facts),
         layout_text(facts["layouts"]),
+        *(f"refused {r['kernel']} with {r['params']}: {r['reason']}" for r in facts.get("refused", ())),
         *map(_text, rows),
         f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us",
     ]

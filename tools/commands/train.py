@@ -62,12 +62,14 @@ def train_network(a: argparse.Namespace) -> None:
 
 
 def check_files(a: argparse.Namespace) -> None:
-    """Raise InputError for files that cannot be read or written."""
+    """Raise InputError for files that cannot be read or written, and for options that do not go together."""
     if a.plot:
         require_plot(a.plot)
     for path in filter(None, (a.checkpoint, a.output, a.plot)):
         if not file_path(path).parent.is_dir():
             raise InputError("no such folder to write to", where=str(file_path(path).parent))
+    if a.micro_batches and a.mode == "weights":
+        raise InputError("expected --mode batch or pipeline, got weights", where="--micro-batches")
     if a.resume and not a.weights_folder and not Path(a.checkpoint).exists():
         raise InputError("no such file to resume from", where=a.checkpoint)
 

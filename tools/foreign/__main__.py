@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = p.parse_args(argv)
     try:
         entries = chosen(a.names)
-        targets = [str(resolve_target(t)) for t in a.target]
+        targets = [resolved.kind if t == "auto" else t for t in a.target if (resolved := resolve_target(t))]
         if min(a.batch) < 1 or a.jobs < 1:
             raise InputError(f"expected positive --batch and --jobs, got {a.batch} and {a.jobs}")
     except InputError as e:

@@ -158,7 +158,7 @@ def _compiled(
     choices = {name: getattr(arguments, name) for name in (*LOWERING, "streams")}
     checked = {"instruments": instruments, "verify_each": arguments.verify_each}
     try:
-        return compile(source.module, str(target), **choices, **checked)
+        return compile(source.module, target, **choices, **checked)
     except InputError as e:
         raise InputError(str(e), where="" if e.where else source.name) from e
 

@@ -6,14 +6,16 @@ where asked for, attention are one call: as torchvision and the transformers lib
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewright.ir import Module, Op, UnsupportedError, Value
+from tilewright.ir import Block, Func, Module, Op, UnsupportedError, Value
 from tilewright.ir.types import FLOATS
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.tools.torch_peer.fusions import FUSED, FusedCalls
 from tilewright.tools.torch_peer.program import COMBINED, FOLD, Call, combined_calls
 from tilewright.tools.torch_peer.rules import RULES, Rule
@@ -96,7 +98,7 @@ def _trainable(module: Module, folded: Module) -> set[Value]:
 
 def fused_calls(module: Module, *, attention: bool, training: bool = False) -> tuple[Module, FusedCalls]:
     """The module with constants folded, and its calls; raises UnsupportedError."""
-    folded = run_pipeline(module, Pipeline.parse(FOLD), PassContext())
+    folded = _folded(module, _shared_parameters(module) if training else ())
     ops = folded.main.body.ops
     constants = {op.result: folded.constants[str(op["name"])] for op in ops if op.name == "graph.constant"}
     calls = combined_calls(ops[:-1])
@@ -105,6 +107,25 @@ def fused_calls(module: Module, *, attention: bool, training: bool = False) -> t
     if unknown:
         raise UnsupportedError(f"no PyTorch rule for {', '.join(unknown)}", where=f"@{module.name}")
     return folded, fused
+
+
+def _shared_parameters(module: Module) -> list[str]:
+    """Parameters that several operands read: what folding made of them would be trained apart from them."""
+    names = {op.result: str(op["name"]) for op in module.main.body.ops if op.name == "graph.constant"}
+    reads = Counter(names[v] for op in module.main.body.ops for v in op.operands if v in names)
+    return [n for n in module.parameters if reads[n] > 1]
+
+
+def _folded(module: Module, kept: Sequence[str]) -> Module:
+    """The module with constants folded, but for those of the names `kept`."""
+    inputs, results = len(module.main.params), len(module.main.result_types)
+    folded = run_pipeline(promoted(module, kept), Pipeline.parse(FOLD), PassContext())
+    main = folded.main
+    *ops, end = main.body.ops
+    state = [Op("graph.constant", (), (("name", p.hint),), (p,)) for p in main.params[inputs:]]
+    body = Block(main.params[:inputs], (*state, *ops, end.with_operands(end.operands[:results])))
+    func = Func(main.level, main.name, body, main.result_types[:results], module.main.attrs)
+    return folded.with_funcs(tuple(func if f is main else f for f in folded.funcs))
 
 
 class _Build:

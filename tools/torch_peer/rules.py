@@ -170,6 +170,7 @@ RULES: dict[str, Rule] = {
     "graph.max_pool2d": _pool("max"),
     "graph.avg_pool2d": _pool("avg"),
     "graph.global_avg_pool2d": lambda torch, x, op: x[0].mean((2, 3), keepdim=True),
+    "graph.sum": lambda torch, x, op: x[0].sum(op["axis"], keepdim=op["keepdims"]),
     "graph.batch_norm": _batch_norm,
     "graph.bias_add": _bias_add,
     "graph.dense": lambda torch, x, op: torch.nn.functional.linear(*x),

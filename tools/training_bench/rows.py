@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import tilewright as tw
-from tilewright.ir import Block, InputError, Module
+from tilewright.ir import Block, InputError, Module, Op
 from tilewright.ir.types import array_type
 from tilewright.tools.arguments.scope import ZOO
 from tilewright.tools.bench.networks import random_batch
 from tilewright.tools.commands.network import read_network
+from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class TrainingRow:
 
     shapes: of inputs that differ from the file's. loss: `cross_entropy` with classes drawn at random, or
     `bce` with a probability of 0 or 1 for each result. optimizer: `sgd` (of this momentum), `adam`, `adamw`.
+    eager: whether PyTorch without a graph is a peer, too, as in Nimble's comparison.
     """
 
     name: str
@@ -30,12 +32,20 @@ class TrainingRow:
     optimizer: str
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     momentum: float = 0.9
+    eager: bool = False
+
+    @property
+    def cudnn_network(self) -> str | None:
+        """The name of the network that PyTorch builds from layers of cuDNN, where there is one."""
+        name = self.network.removeprefix(ZOO).partition("{")[0]
+        return name if self.network.startswith(ZOO) and name in CUDNN_NETWORKS else None
 
     def module(self, folder: Path) -> Module:
         """The network at its batch, ending in logits: a softmax at its end belongs to the loss."""
         path = self.network if self.network.startswith(ZOO) else str(folder / f"{self.network}.relay")
         module = read_network(path, params=None if self.network.startswith(ZOO) else "random")
-        return without_softmax(tw.with_input_shapes(module, self.shapes) if self.shapes else module)
+        module = without_softmax(module)
+        return tw.with_input_shapes(whole_pools_as_global(module), self.shapes) if self.shapes else module
 
     def data(self, module: Module, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Random inputs and labels."""
@@ -64,25 +74,61 @@ def without_softmax(module: Module) -> Module:
     return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
 
 
-def _images(name: str, network: str, batch: int, size: int, given: str) -> TrainingRow:
-    shapes = {given: (batch, 3, size, size)}
-    return TrainingRow(name, network, "cross_entropy", "sgd", shapes)
+def whole_pools_as_global(module: Module) -> Module:
+    """The module with means over a whole image as such, so that it follows images of another size."""
+    main = module.main
+    ops = tuple(
+        Op("graph.global_avg_pool2d", op.operands, (("layout", "NCHW"),), op.results, loc=op.loc)
+        if _is_whole(op)
+        else op
+        for op in main.body.ops
+    )
+    func = main.with_body(main.body.with_ops(ops))
+    return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
 
+
+def _is_whole(op: Op) -> bool:
+    if op.name != "graph.avg_pool2d" or op["layout"] != "NCHW" or any(op.integers("padding")):
+        return False
+    return op.integers("pool_size") == op.operands[0].tensor.shape[2:]
+
+
+#: inputs of the files that are images
+_INPUTS = {"resnet50": "data", "densenet121": "data", "inception_v3": "data"}
+
+
+def _images(name: str, network: str, batch: int, size: int, *, eager: bool = False) -> TrainingRow:
+    shapes = {_INPUTS.get(network, "x"): (batch, 3, size, size)}
+    return TrainingRow(name, network, "cross_entropy", "sgd", shapes, eager=eager)
+
+
+#: networks of images by the names that their rows have, and the sizes of images
+_IMAGES = {
+    "resnet50": ("resnet50", 224),
+    "mobilenet_v2": ("pt_mobilenet_v2", 224),
+    "efficientnet_b0": ("pt_efficientnet_b0", 224),
+    "densenet121": ("densenet121", 224),
+    "inception_v3": ("inception_v3", 299),
+    "inception_v3_224": ("inception_v3", 224),
+}
 
 #: the rows, by name: networks of DeepCuts (table 4), Nimble (section 5.3) and of the transformer's training
 ROWS: Mapping[str, TrainingRow] = {
     row.name: row
     for row in (
-        _images("resnet50_b64", "resnet50", 64, 224, "data"),
-        _images("resnet50_b256", "resnet50", 256, 224, "data"),
-        _images("mobilenet_v2_b64", "pt_mobilenet_v2", 64, 224, "x"),
-        _images("efficientnet_b0_b64", "pt_efficientnet_b0", 64, 224, "x"),
-        _images("densenet121_b64", "densenet121", 64, 224, "data"),
-        _images("resnet50_32_b32", "resnet50", 32, 32, "data"),
-        _images("mobilenet_v2_32_b32", "pt_mobilenet_v2", 32, 32, "x"),
-        _images("efficientnet_b0_32_b32", "pt_efficientnet_b0", 32, 32, "x"),
+        *(
+            _images(f"{name}_b{batch}", network, batch, size)
+            for name, (network, size) in _IMAGES.items()
+            for batch in (64, 256)
+        ),
+        *(
+            _images(f"{name}_32_b32", _IMAGES[name][0], 32, 32, eager=True)
+            for name in ("resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121")
+        ),
         TrainingRow("bert_base_128_b32", "zoo:bert_base_mlm{batch=32}", "cross_entropy", "adamw"),
         TrainingRow("lstm_2x512_t64_b32", "zoo:lstm_classifier{batch=32}", "cross_entropy", "adam"),
+        TrainingRow("deep_speech_t64_b32", "zoo:deep_speech{batch=32}", "cross_entropy", "adam"),
+        TrainingRow("attention_rnn_t32_b32", "zoo:attention_rnn{batch=32}", "cross_entropy", "adam"),
         TrainingRow("dlrm_b256", "zoo:dlrm{batch=256}", "bce", "sgd"),
         TrainingRow("dlrm_b2048", "zoo:dlrm{batch=2048}", "bce", "sgd"),
         TrainingRow("dlrm_plain_b256", "zoo:dlrm{batch=256}", "bce", "sgd", momentum=0.0),

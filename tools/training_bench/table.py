@@ -25,6 +25,8 @@ def training_text(row: Row) -> str:
     text = row_text(row)
     if row["status"] not in ("ok", "wrong"):
         return text
+    if (ratio := row["ratios"].get("torch-eager")) is not None:
+        text += f" | {ratio:.2f}x of torch-eager"
     return f"{text} | peak {_megabytes(row['ours'][0])} MB, least peer {_least_memory(row)} MB"
 
 
@@ -38,6 +40,7 @@ def training_table(rows: Sequence[Row]) -> str:
         "Tilewright",
         *names,
         "ratio to the better",
+        "ratio to eager",
         "peak MB",
         "least peak of a peer",
     ]
@@ -45,13 +48,15 @@ def training_table(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [row["network"], row["precision"]]
         if row["status"] in ("failed", "compiled"):
-            lines.append(markdown_row([*cells, row.get("reason", "compiled"), *[""] * (len(names) + 3)]))
+            lines.append(markdown_row([*cells, row.get("reason", "compiled"), *[""] * (len(names) + 4)]))
             continue
         ours = row["ours"][0]
         made = {(p["peer"], p["variant"]): p for p in row["peers"]}
         cells.append(milliseconds_text(ours.get("median_ms")))
         cells += [_peer_cell(made.get(way)) for way in ways]
         cells.append("-" if row["ratio"] is None else f"{row['ratio']:.2f}")
+        eager = row["ratios"].get("torch-eager")
+        cells.append("-" if eager is None else f"{eager:.2f}")
         lines.append(markdown_row([*cells, _megabytes(ours), _least_memory(row)]))
     for precision in dict.fromkeys(r["precision"] for r in rows):
         mine = [r for r in rows if r["precision"] == precision]

@@ -14,6 +14,7 @@ from tilewright.ir import Module
 from tilewright.tools.bench.clocks import TorchClock
 from tilewright.tools.bench.torch_contenders import deadline
 from tilewright.tools.torch_peer.module import torch_module
+from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
 from tilewright.tools.training_bench.rows import TrainingRow
 
 #: what PyTorch calls the type that autocast stores products in
@@ -56,16 +57,28 @@ def optimizer_of(torch: Any, row: TrainingRow, parameters: Any) -> Any:
 class TorchLoss:
     """A row's network in training mode, and its loss of a batch, as PyTorch computes them.
 
-    Parameters are float32 and 16 bits are autocast; without a precision all floats are float64.
+    Parameters are float32 and 16 bits are autocast; without a precision all floats are float64. cudnn: the
+    row's network of cuDNN's recurrent layers in place of the graph's ops.
     """
 
     def __init__(
-        self, torch: Any, row: TrainingRow, module: Module, precision: str | None, device: str
+        self,
+        torch: Any,
+        row: TrainingRow,
+        module: Module,
+        precision: str | None,
+        device: str,
+        *,
+        cudnn: bool = False,
     ) -> None:
-        self.net = torch_module(
-            module, dtype="float32" if precision else "float64", attention=True, training=True
-        ).to(device)
         self.dtype = torch.float32 if precision else torch.float64
+        if cudnn:
+            assert row.cudnn_network is not None
+            net = CUDNN_NETWORKS[row.cudnn_network](torch, module.constants).to(self.dtype)
+        else:
+            dtype = "float32" if precision else "float64"
+            net = torch_module(module, dtype=dtype, attention=True, training=True)
+        self.net = net.to(device)
         self._torch, self._device, self._loss = torch, device, loss_of(torch, row)
         self._stored = _AUTOCAST.get(precision or "")
 
@@ -87,8 +100,8 @@ class TorchLoss:
 class TorchStep:
     """One way in which PyTorch takes a training step: a contender of `tools.bench.contender`.
 
-    peer: `torch-graph` (eager, captured) or `torch-compile` (compiled, captured). variant: `contiguous` or
-    `channels_last`.
+    peer: `torch-eager` (call by call), `torch-graph` (eager, captured) or `torch-compile` (compiled,
+    captured). variant: `contiguous`, `channels_last`, or `cudnn` for layers of cuDNN's LSTM and GRU.
     """
 
     def __init__(
@@ -103,7 +116,8 @@ class TorchStep:
         variant: str,
         limit_s: float,
     ) -> None:
-        self.peer, self.variant, self.facts = peer, variant, {}
+        self.peer, self.variant = peer, variant
+        self.facts: dict[str, Any] = {}
         self._clock = clock
         torch = clock.torch
         begin = time.perf_counter()
@@ -115,13 +129,16 @@ class TorchStep:
         with training_flags(torch, precision), clock.working(), deadline(limit_s, f"preparing {peer}"):
             # A graph keeps neither weights nor inputs: whoever replays it must hold them, as the step does.
             self._held = step = self._step(row, module, data, precision)
-            for _ in range(_WARM_UP):
-                step()
+            first, *_ = [step().detach() for _ in range(_WARM_UP)]
             clock.finish()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=clock.stream):
-                self._loss = step()
-            clock.finish()
+            self.facts["first_loss"] = float(first)
+            self._run: Callable[[], object] = step
+            if peer != "torch-eager":
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=clock.stream):
+                    self._loss = step()
+                clock.finish()
+                self._run = graph.replay
         self.facts["peak_bytes"] = torch.cuda.max_memory_allocated() - before
         self.prepare_s = time.perf_counter() - begin
 
@@ -133,7 +150,9 @@ class TorchStep:
         precision: str,
     ) -> Callable[[], Any]:
         torch = self._clock.torch
-        loss_function = TorchLoss(torch, row, module, precision, self._clock.device)
+        loss_function = TorchLoss(
+            torch, row, module, precision, self._clock.device, cudnn=self.variant == "cudnn"
+        )
         inputs, target = loss_function.on_device(*data)
         net = loss_function.net
         if self.variant == "channels_last":
@@ -154,19 +173,18 @@ class TorchStep:
         return step
 
     def outputs(self) -> list[np.ndarray]:
-        """The loss of one step."""
-        self._graph.replay()
-        self._clock.finish()
-        return [self._loss.detach().float().cpu().numpy()]
+        """The loss of the first step."""
+        return [np.asarray(self.facts["first_loss"])]
 
     def device_times(self, repeats: int) -> list[float]:
-        """Seconds between events around each step."""
-        return self._clock.device_times(self._graph.replay, repeats, ahead=True)
+        """Seconds between events around each step; the host's pace counts where nothing was captured."""
+        return self._clock.device_times(self._run, repeats, ahead=self.peer != "torch-eager")
 
     def wall_times(self, repeats: int) -> list[float]:
         """Seconds on the host of one step and the wait for it."""
-        return self._clock.wall_times(self._graph.replay, repeats)
+        return self._clock.wall_times(self._run, repeats)
 
     def close(self) -> None:
         """Drop weights, inputs and graphs."""
-        del self._graph, self._loss, self._held
+        del self._run, self._held
+        self.__dict__.pop("_loss", None)

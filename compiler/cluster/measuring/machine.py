@@ -22,7 +22,7 @@ from tilewright.compilation.option_values import Pick
 from tilewright.costmodel import CpuHardware
 from tilewright.costmodel.cluster.inputs.machine import Cluster, ClusterDevice, Storage
 from tilewright.costmodel.links import Link
-from tilewright.devices.targets import resolve_target
+from tilewright.devices.targets import target_here
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
 from tilewright.runtime.communication.communicator import AnyCommunicator
@@ -125,7 +125,7 @@ def measured_cluster(
     hardware record's, of a CPU each rank's share. memory: bytes of each device, None for what there is.
     folder: whose storage is measured; None for that of temporary files. Raises WorkError where storage fails.
     """
-    hardware = resolve_target(times.target).hardware
+    hardware = target_here(times.target).hardware
     shared = devices if isinstance(hardware, CpuHardware) else 1
     sustained = op_flops_of(module.main) / times.total_s
     peak = max(hardware.peak_flops_per_s / shared, sustained)

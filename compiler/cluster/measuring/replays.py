@@ -19,8 +19,8 @@ from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import RankTimes, component_of
 from tilewright.compilation.option_values import Pick
 from tilewright.costmodel.links import Link
-from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable
+from tilewright.running.stateful import executable_of
 from tilewright.runtime.communication.agreement import communications
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import DTYPES
@@ -63,13 +63,14 @@ def timed_replays(
     seconds = exe.time(*inputs, repeats=repeats)
     total_s = seconds[picked(seconds, pick)]
     talks = communications(exe.plan)
-    rows = exe.load().time_kernels(inputs, repeats)
+    own = exe.own_inputs(inputs)
+    rows = exe.load().time_kernels(own, repeats)
     quiet = replace(exe.artifact, plan=without_communications(exe.plan))
     exe.close()  # the weights are on the device but once
-    with Executable(quiet, exe.target) as kernels:
+    with executable_of(quiet, exe.target) as kernels:
         kernels.load()
         communicator.gather_texts("", doing="timing kernels together")
-        seconds = kernels.time(*inputs, repeats=repeats)
+        seconds = kernels.time(*own, repeats=repeats)
     return ReplayTimes(
         total_s, seconds[picked(seconds, pick)], list(talks.values()), [min(rows[i]) for i in talks]
     )

@@ -70,13 +70,33 @@ def execute(
         part, timed or communicator, target=target, mode="plan", agreed=agreed, precision=precision
     )
     with exe:
-        outputs = exe(*inputs)
-        error = largest_error(outputs, expected)
-        own: dict[str, Any] = {"error": error, "memory_bytes": _memory_bytes(exe)}
-        if timed is not None:
-            own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
-        else:
-            own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
+        error = largest_error(exe(*inputs), expected)
+        return timed_execution(
+            exe, timed, communicator, inputs, error, plan, link, repeats=repeats, pick=pick
+        )
+
+
+def timed_execution(
+    exe: DistributedExecutable,
+    timed: TimedCommunicator | None,
+    communicator: AnyCommunicator,
+    inputs: Sequence[np.ndarray],
+    error: float,
+    plan: ParallelPlan,
+    link: Link,
+    *,
+    repeats: int,
+    pick: Pick,
+) -> Execution:
+    """Time this rank's part together with those of the others, and take together what all measured.
+
+    timed: the communicator of the executable where the host sees communications. error: of this rank.
+    """
+    own: dict[str, Any] = {"error": error, "memory_bytes": _memory_bytes(exe)}
+    if timed is not None:
+        own["trace"] = _traced(exe, timed, inputs, repeats).to_plain()
+    else:
+        own["replays"] = timed_replays(exe, communicator, inputs, repeats, pick).to_plain()
     texts = communicator.gather_texts(json.dumps(own), doing="reporting")
     reports = list(map(json.loads, texts))
     if timed is not None:
@@ -100,12 +120,12 @@ def _traced(
     assert isinstance(loaded, TellsLaunchSpans)
     kernels = [by_launch.get(i) for i in range(len(exe.plan.launches))]
     timed.taken()
-    spans = loaded.launch_spans(inputs, repeats)
+    spans = loaded.launch_spans(exe.own_inputs(inputs), repeats)
     posted, count = timed.taken(), len(by_launch)
     del posted[: len(posted) - repeats * count]  # a warm-up comes first
     return RankTrace(kernels, spans, [posted[i * count : (i + 1) * count] for i in range(repeats)])
 
 
 def _memory_bytes(exe: DistributedExecutable) -> int:
-    kinds = ("constant", "input", "output")
+    kinds = ("constant", "state", "input", "output")
     return exe.plan.arena_bytes + sum(b.nbytes for b in exe.plan.buffers if b.kind in kinds)

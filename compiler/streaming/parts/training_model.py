@@ -11,11 +11,15 @@ from tilewright.streaming.parts.training_visits import TrainingVisit
 
 @dataclass(frozen=True)
 class VisitCosts:
-    """Seconds of one visit, each part alone: storage reads and writes, kernels with values moved."""
+    """Seconds of one visit, each part alone: storage reads and writes, kernels with values moved.
+
+    copy_s: of state to the device before the kernels and back behind them; 0 where slots are its memory.
+    """
 
     read_s: float
     write_s: float
     compute_s: float
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class TrainingPrediction:
     compute_s: float
     wait_s: float
     commit_s: float
+    copy_s: float = 0.0
 
 
 def predict_group(
@@ -45,7 +50,7 @@ def predict_group(
 
     A slot is read for a visit when what the visit before it in the slot changed is written, and when visits
     that write what is read have done so. Storage that works for two slots at once gives each half of its
-    rate. A visit computes when it is read and the one before has computed.
+    rate. A visit is copied and computes when it is read and the one before has computed and is copied back.
     """
     lanes: list[list[tuple[str, int]]] = [[] for _ in range(slots)]
     for i in range(len(visits)):
@@ -93,7 +98,7 @@ def predict_group(
                 break
             free = computed[i - 1] if i else 0.0
             wait += max(0.0, read_end[i] - free)
-            computed[i] = max(free, read_end[i]) + costs[i].compute_s
+            computed[i] = max(free, read_end[i]) + costs[i].copy_s + costs[i].compute_s
     end = max([now, *computed.values()])
     wait += max(0.0, end - max(computed.values(), default=0.0))
     return TrainingPrediction(
@@ -105,4 +110,5 @@ def predict_group(
         sum(c.compute_s for c in costs),
         wait,
         commit_s,
+        sum(c.copy_s for c in costs),
     )

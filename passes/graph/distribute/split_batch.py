@@ -35,6 +35,7 @@ def split_batch(
     axis: int = 0,
     zero: int = 0,
     min_bytes: int = 65_536,
+    micro_batches: int = 1,
     join: Literal["auto", "never"] = "auto",
     tflops: float = 20.0,
     link_gbs: float = 100.0,
@@ -51,9 +52,13 @@ def split_batch(
     `divisions`). Sums over samples are added up, so gradients of parameters are the same on all ranks, and so
     is the state. zero=1: every rank holds, and updates, its part of the parameters and of all state of their
     shapes, where these take at least `min_bytes`; parameters are gathered where they are read.
+    micro_batches: runs of the step, which one run of the divided step does one after another: of a step that
+    accumulates so many gradients their sum is added up over the ranks, once. Inputs are those of all runs,
+    joined along dimension 0; results that are one number are means over the runs.
     join=auto: sums that nothing waits for, as those of gradients, share messages, so that by the model the
-    last one ends soonest: an op takes the larger of operations / `tflops` and bytes / (one tenth of that), a
-    hop of a ring `latency_us` and its bytes / `link_gbs`.
+    last one ends soonest, and gathers of parameters, so that the first one begins as late as may be: an op
+    takes the larger of operations / `tflops` and bytes / (one tenth of that), a hop of a ring `latency_us`
+    and its bytes / `link_gbs`.
 
     rewrite: %y = graph.relu(%x) : f32[8, 3]
         -->  %y = graph.all_gather(graph.relu(graph.strided_slice(%x)), axis = 0) : f32[8, 3]
@@ -62,6 +67,8 @@ def split_batch(
     rates = speeds_of(speeds, devices)
     if zero not in (0, 1):
         raise InputError(f"option 'zero' expects 0 or 1, got {zero}")
+    if micro_batches < 1:
+        raise InputError(f"option 'micro_batches' expects at least 1, got {micro_batches}")
     if devices == 1:
         return module
     parts = apportioned(batch_of(module.main, axis), rates)
@@ -76,7 +83,10 @@ def split_batch(
             stored=stored,
             adds_up=True,
             rates=message_rates(join, tflops, link_gbs, latency_us),
+            runs=micro_batches,
         )
+    if micro_batches > 1:
+        raise InputError("option 'micro_batches' divides the runs of a training step; this network has none")
     if zero:
         raise InputError("option 'zero' divides the state of a training step; this network has none")
     pool = ConstantPool(module.constants)

@@ -9,13 +9,21 @@ from typing import Literal
 
 from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Module, Op, Value
+from tilewright.ir.facts import Elements
+from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import RECOMPUTED
 from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.copies import with_copies
-from tilewright.passes.graph.recompute.kernel_view import KernelView, forward_alone, kernel_view
+from tilewright.passes.graph.recompute.kernel_view import (
+    KernelView,
+    bytes_per_s,
+    forward_alone,
+    kernel_view,
+    readers,
+)
 from tilewright.passes.graph.recompute.parts import in_parts
-from tilewright.passes.graph.recompute.saving_costs import saving_problem
+from tilewright.passes.graph.recompute.saving_costs import is_map, saving_problem
 from tilewright.passes.graph.recompute.saving_problem import (
     SavingProblem,
     cheapest,
@@ -38,6 +46,9 @@ FEW_OPS = 200
 ESTIMATE_ERROR = 0.15
 #: per cent of memory that one per cent of time is worth within that error
 TIME_WORTH = 6
+#: share of the time that a step without a budget gives for less memory, twice that at most where kernels
+#: take longer than their writes, and bytes below which a value is not worth a choice
+THRIFT, LARGE_BYTES = 0.012, 1 << 20
 #: choices between two corners of the hull that are lowered to find the cheapest one within a budget
 STEPS = 4
 
@@ -102,6 +113,21 @@ class _Choice:
     apart: frozenset[Op]
 
 
+def _worth(choice: _Choice) -> float:
+    """What a choice costs in time and memory together; see `TIME_WORTH`."""
+    return choice.view.seconds**TIME_WORTH * choice.view.peak_bytes
+
+
+def _chains(problem: SavingProblem[Value], again: frozenset[int]) -> list[frozenset[int]]:
+    """Ops that are computed again, those together of which one reads the other."""
+    chains: dict[int, frozenset[int]] = {}
+    for i in sorted(again):
+        makers = {problem.maker[v] for v in problem.ops[i].reads} & again
+        chain = frozenset((i,)).union(*(chains[m] for m in makers))
+        chains |= dict.fromkeys(chain, chain)
+    return list(dict.fromkeys(chains.values()))
+
+
 class _Choices:
     """Choices for one function, each lowered to kernels at most once."""
 
@@ -109,6 +135,7 @@ class _Choices:
         self.hardware, self.ctx, self.factors = hardware, ctx, factors
         self.func = func = in_parts(whole)
         self.boundary = boundary = Boundary.of(func)
+        self._readers = readers(func)
         self.everything = self._of(whole)
         self._seen: dict[frozenset[Op], _Choice] = {frozenset(): self.everything}
         self.separate = self._of(func.with_attrs(**{RECOMPUTED: 0}))  # no kernel stores both passes' values
@@ -173,7 +200,45 @@ class _Choices:
         candidates = list(self.candidates())
         most = (1 + ESTIMATE_ERROR) * min(c.view.seconds for c in candidates)
         equal = [c for c in candidates if c.view.seconds <= most]
-        return min(equal, key=lambda c: c.view.seconds**TIME_WORTH * c.view.peak_bytes)
+        best = min(equal, key=_worth)
+        thrifty = self.thrifty(best)
+        if thrifty is not None and thrifty.view.seconds <= (1 + 2 * THRIFT) * best.view.seconds:
+            return min(best, thrifty, key=_worth)
+        return best
+
+    def thrifty(self, best: _Choice) -> _Choice | None:
+        """A choice that computes more again that maps alone give: the largest arrays, while there is time.
+
+        What one product of the backward pass reads is written by the kernel of maps that reads what it is
+        made of, and so takes the time of a write. None where nothing large is left.
+        """
+        first = next((again for again, choice in self._seen.items() if choice is best), frozenset())
+        kept = frozenset(r for op in self.boundary.ops if not is_map(op) for r in op.results)
+        problem = self.problem(kept)
+        number = {op: i for i, op in enumerate(self.boundary.ops)}
+        before = frozenset(number[op] for op in first)
+        more = cheapest(problem, best.view.seconds / (TIME_WORTH * best.view.peak_bytes)) - before
+        rate = bytes_per_s(self.hardware, sum(v.tensor.nbytes for v in self.boundary.makes))
+        left_s = THRIFT * best.view.seconds
+        again = before
+        for chain in sorted(_chains(problem, more), key=lambda c: -self._stored_bytes(c, best)):
+            nbytes = self._stored_bytes(chain, best)
+            if nbytes >= LARGE_BYTES and nbytes / rate <= left_s and self._read_by_one_product(chain):
+                left_s -= nbytes / rate
+                again |= chain
+        return self.choice(self.ops(problem.useful(again))) if again > before else None
+
+    def _read_by_one_product(self, chain: frozenset[int]) -> bool:
+        """Return whether what a chain makes is read by one product of the backward pass, and else by maps."""
+        made = {r for i in chain for r in self.boundary.ops[i].results}
+        forward = frozenset(self.boundary.ops)
+        read = (op for v in made for op in self._readers.get(v, ()) if op not in forward and not is_map(op))
+        return [facts_of(op.name).elements for op in read] == [Elements.CONTRACTS]
+
+    def _stored_bytes(self, chain: frozenset[int], choice: _Choice) -> int:
+        """Bytes of the results of ops that the kernels of a choice store."""
+        ops = [self.boundary.ops[i] for i in chain]
+        return sum(r.tensor.nbytes for op in ops if op in choice.view.stored for r in op.results)
 
     def by_segments(self) -> Iterator[_Choice]:
         """Choices that save the inputs of segments and compute all else again."""

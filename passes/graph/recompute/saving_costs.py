@@ -31,6 +31,11 @@ _IN_READERS = frozenset(
 )
 
 
+def is_map(op: Op) -> bool:
+    """Return whether an op is a view, or is computed element by element by the kernel that reads it."""
+    return facts_of(op.name).elements in _VIEWS | _IN_READERS
+
+
 def saving_problem(
     func: Func,
     boundary: Boundary,

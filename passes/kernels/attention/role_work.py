@@ -46,8 +46,8 @@ from tilewright.passes.kernels.attention.view import AttentionView
 
 #: registers of a thread beside sums, weights and what is read ahead, as compiled for sm_90a
 _REGISTERS = 28
-#: further ones where blocks stay, or warpgroups take turns
-_ORDER_REGISTERS = 8
+#: registers beside its sums that ptxas wants for a product, of what a thread has before roles share anew
+_PRODUCT_REGISTERS = 30
 #: bytes of an element of the factors, which are of 16 bits
 _BYTES = 2
 
@@ -122,8 +122,7 @@ class RoleWork:
     @property
     def least_registers(self) -> int:
         """Per thread that multiplies, without which some would be spilled: scores, mix, weights."""
-        own = _REGISTERS + (_ORDER_REGISTERS if self.blocks or self.teams > 1 else 0)
-        return own + (self.tile + self.columns) // 2 + self.tile // 4 + -(-self.ahead_bytes // 4)
+        return _REGISTERS + (self.tile + self.columns) // 2 + self.tile // 4 + -(-self.ahead_bytes // 4)
 
     @property
     def tile_bytes(self) -> int:
@@ -142,7 +141,9 @@ def resident_roles(work: RoleWork, hardware: GpuHardware) -> int:
         return 0
     room = hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes)
     share = hardware.registers_per_sm // work.resident // work.threads // REGISTER_UNIT * REGISTER_UNIT
-    return work.resident if work.resident <= room and share > 0 else 0
+    sums = max(work.tile, work.columns) // 2  # of a thread, of one product
+    fits = work.resident <= room and sums + _PRODUCT_REGISTERS <= share
+    return work.resident if fits else 0
 
 
 @dataclass(frozen=True)

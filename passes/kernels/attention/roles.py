@@ -273,6 +273,8 @@ class _RoleAttention:
         """The first tile of keys: its weights wait in registers for their mix."""
         w = self.w
         w.b.do("thread.fill_fragment", self.mixed, value=0.0)
+        if self.plan.blocks:  # else ptxas keeps those of the turn before through the whole of this one
+            w.b.do("thread.fill_fragment", self.scores, value=0.0)
         for at in ((0, 0), (0, 1)):
             w.store(w.b.const(-inf, "f32"), self.largest, at)
             w.store(w.b.const(0.0, "f32"), self.sums, at)

@@ -28,6 +28,7 @@ from tilewright.passes.kernels.matrix.space import (
     shared_bytes,
     shared_rows,
     takes_groups,
+    takes_roles,
 )
 
 #: only copies of this width go around the first-level cache
@@ -85,7 +86,8 @@ def least_matrix_s(
 ) -> float:
     """Seconds a product takes at least with any parameters: arithmetic, traffic, launch."""
     peak = tensor_flops_per_s(problem, hardware)
-    rate = hardware.wgmma_share if takes_groups(problem, hardware) else 0.0
+    by_groups = takes_groups(problem, hardware) or takes_roles(problem, hardware)
+    rate = hardware.wgmma_share if by_groups else 0.0
     share = min(_gm(problem, hardware, peak, assumptions), max(rate, hardware.mma_sync_share))
     return max(problem.flops / (peak * share), hardware.launch_floor_s)
 

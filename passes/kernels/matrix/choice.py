@@ -27,6 +27,8 @@ from tilewright.passes.kernels.matrix.space import (
     MatrixSpace,
     in_whole_waves,
     matrix_space,
+    rounds_first,
+    takes_roles,
 )
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
@@ -34,9 +36,11 @@ from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 SETS_GAIN = 0.93
 #: the same of roles, against warps that all do the same
 ROLES_GAIN = 0.98
-#: the same of blocks that share sums, and of tiles whose number comes out in whole waves: no measurement
-#: stands behind these yet
-SHARING_GAIN, WAVES_GAIN = 0.8, 0.9
+#: of TF32 factors, whose kernels without roles took 1.4 to 2.8 times their estimate on an H200 where
+#: arithmetic decides, while those with roles took 0.85 to 1.15 times theirs
+TF32_ROLES_GAIN = 1.05
+#: the same of blocks that share sums, and of tiles whose number comes out in whole waves
+SHARING_GAIN, WAVES_GAIN = 0.9, 0.9
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
@@ -61,19 +65,25 @@ def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, 
     order = np.lexsort((bounds.seconds, estimates))
     shared, waves = space.parts > 1, in_whole_waves(problem, space)
     known = order[~(shared | waves)[order]]
-    best = own = _best_known(space, estimates, known) if len(known) else int(order[0])
-    for unmeasured, gain in ((waves & ~shared, WAVES_GAIN), (shared, SHARING_GAIN)):
+    rounds = rounds_first(problem) and not problem.split
+    gain = TF32_ROLES_GAIN if rounds else ROLES_GAIN
+    best = own = _best_known(space, estimates, known, gain) if len(known) else int(order[0])
+    waves_gain = TF32_ROLES_GAIN if rounds and not space.by_roles[own] else WAVES_GAIN
+    for unmeasured, share in ((waves & ~shared, waves_gain), (shared, SHARING_GAIN)):
         for i in order[unmeasured[order]][:1]:
-            if estimates[i] <= gain * estimates[own] and estimates[i] < estimates[best]:
+            if estimates[i] <= share * estimates[own] and estimates[i] < estimates[best]:
                 best = int(i)
     return best
 
 
-def _best_known(space: MatrixSpace, estimates: FloatArray, order: IntArray) -> int:
-    """The best of points in the order of their estimates, where gains of roles and sets are clear."""
-    alike = order[~space.by_roles[order]]
-    if len(alike) and estimates[order[0]] > ROLES_GAIN * estimates[alike[0]]:
-        order = alike
+def _best_known(space: MatrixSpace, estimates: FloatArray, order: IntArray, gain: float) -> int:
+    """The best of points in the order of their estimates, where gains of roles and sets are clear.
+
+    gain: the share of the time of warps that all do the same which roles may take at most.
+    """
+    alike, roles = order[~space.by_roles[order]], order[space.by_roles[order]]
+    if len(alike):
+        order = roles if len(roles) and estimates[roles[0]] <= gain * estimates[alike[0]] else alike
     best, single = int(order[0]), order[space.warps_k[order] == 1]
     if len(single) and estimates[best] > SETS_GAIN * estimates[single[0]]:
         return int(single[0])
@@ -111,7 +121,27 @@ def on_tensor_cores_of(
     if view is None:
         return None
     problem = matrix_problem(kernel, view)
-    return (view, problem, hardware) if has_tensor_cores(hardware, problem) else None
+    if not has_tensor_cores(hardware, problem):
+        return None
+    view, problem = _exchanged(kernel, view, problem, hardware)
+    return view, problem, hardware
+
+
+def _exchanged(
+    kernel: Func, view: MatrixView, problem: MatrixProblem, hardware: GpuHardware
+) -> tuple[MatrixView, MatrixProblem]:
+    """The product with its factors exchanged where only so roles take it, and sooner by the model."""
+    if not view.rounds or takes_roles(problem, hardware):
+        return view, problem
+    other = view.exchange()
+    turned = matrix_problem(kernel, other)
+    if not takes_roles(turned, hardware):
+        return view, problem
+    best = choose_matrix(turned, hardware)
+    own = choose_matrix(problem, hardware).estimate_s
+    if best.parameters.copiers and best.estimate_s < TF32_ROLES_GAIN * own:
+        return other, turned
+    return view, problem
 
 
 def matrix_variant(kernel: Func, view: MatrixView, choice: ParameterChoice[MatrixParameters]) -> Func:

@@ -26,6 +26,8 @@ from tilewright.passes.kernels.matrix.space import (
     chunks_of,
     columns_together,
     fetched_columns,
+    holds_first,
+    lines_of_columns,
     registers_of,
     rounds_first,
     shared_bytes,
@@ -53,13 +55,15 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = rounds * _round_clk(problem, space, hardware, resident)
     busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
+    busy_clk = busy_clk + np.where(space.parts > 1, fit.cluster_start_clk * space.parts, 0.0)
     splits_in_loop = problem.split and not problem.stored
     busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if splits_in_loop else 1.0))
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    # A multiprocessor has one block by roles, whose copies are always on their way; but what it reads and
-    # writes beside them waits for memory, as far as the L2 does not hold it.
-    beyond = max(0.0, 1.0 - hardware.l2_bytes / max(1.0, problem.compulsory_bytes))
-    exposed = fit.exposed_alone_share * beyond / space.resident
+    # Copies of blocks by roles are always on their way; but results, and what they are computed from besides,
+    # wait for memory as far as the L2 does not hold it, whichever of several blocks writes them.
+    compulsory = max(1.0, problem.compulsory_bytes)
+    beyond = max(0.0, 1.0 - hardware.l2_bytes / compulsory)
+    exposed = fit.exposed_alone_share * beyond * problem.result_bytes / compulsory
     alone = np.where(space.by_roles, exposed, fit.exposed_alone_share / resident)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
     seconds = hardware.contract.launch_s + longest + (fit.exposed_share + alone) * shorter
@@ -85,17 +89,23 @@ def _round_clk(
 def clusters_at_once(space: MatrixSpace, hardware: GpuHardware) -> IntArray:
     """Clusters of `parts` blocks that run side by side with a block on each multiprocessor.
 
-    A cluster lies within one group of multiprocessors, of which some are left over.
+    A cluster lies within one group of multiprocessors, of which some are left over. They come in pairs, of
+    which some groups have one more.
     """
     fit = hardware.matrix
-    return np.asarray(fit.cluster_groups * (fit.cluster_group_sms // space.parts), dtype=np.int64).clip(1)
+    group = fit.cluster_group_sms
+    found = fit.cluster_groups * (group // space.parts)
+    found = found + fit.cluster_wide_groups * ((group + 2) // space.parts - group // space.parts)
+    pairs = hardware.sm_count // np.maximum(space.parts, 1)
+    return np.asarray(np.where(space.parts <= 2, pairs, found), dtype=np.int64).clip(1)
 
 
 def _sharing_clk(space: MatrixSpace, hardware: GpuHardware, resident: IntArray) -> FloatArray:
     """Cycles in which blocks that share a tile meet twice and read each other's sums."""
     fit = hardware.matrix
     read = resident * (space.m * space.n) * (_SUM_BYTES * (1.0 - 1.0 / space.parts))
-    return np.where(space.parts > 1, 2.0 * fit.meet_clk + read / fit.cluster_bytes_per_sm_per_clk, 0.0)
+    meet = fit.meet_clk + fit.meet_block_clk * space.parts
+    return np.where(space.parts > 1, 2.0 * meet + read / fit.cluster_bytes_per_sm_per_clk, 0.0)
 
 
 def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -113,19 +123,28 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
         # Two warpgroups that share a tile promote sums while the other one multiplies; teams wait for it.
         promote = space.m * space.n / (WARP * hardware.schedulers_per_sm)
         multiply = multiply + np.where(space.teams > 1, fit.warpgroup_registers_clk + promote, 0.0)
+    if holds_first(problem):
+        # A warpgroup that has the tensor cores to itself loads registers while they wait.
+        alone = space.team_warps <= WARPGROUP_WARPS
+        multiply = multiply + np.where(alone, fit.warpgroup_registers_clk, 0.0)
     # The copy engine brings a row at a time, short ones as fast as whole lines.
     row_bytes = np.maximum(space.k * size, LINE_BYTES)
-    fetched = (space.m * problem.fetched + fetched_columns(problem, space) / space.cluster) * row_bytes
+    columns = fetched_columns(problem, space) * lines_of_columns(problem, space)
+    fetched = (space.m * problem.fetched + columns / space.cluster) * row_bytes
     fetch = fetched / fit.role_bytes_per_sm_per_clk
     port = shared_rows(problem, space) * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
-    around = (fit.fetch_clk + multiply) / space.stages
+    # Copies wait for those of other blocks, and for memory where the L2 does not hold what is read.
+    load = np.minimum(1.0, blocks_of(problem, space) / hardware.sm_count)
+    memory = fit.memory_clk if problem.compulsory_bytes > hardware.l2_bytes else 0.0
+    around = (fit.fetch_clk + memory + fit.role_queue_share * load * fetch + multiply) / space.stages
     late = 1.0 + fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
-    cycle = np.maximum.reduce([multiply * late, port, fetch, around]) + fit.exposed_share * fetch
+    shared_cycle = np.maximum.reduce([multiply * late, port, fetch])
+    cycle = np.maximum(shared_cycle, around) + fit.exposed_share * fetch
     loop = chunks_of(problem, space) * cycle
     results = fit.role_turn_clk + _epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
     tiles = tiles_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
-    shared = fit.block_clk + fit.fetch_clk + loop + results
+    shared = fit.block_clk + loop + results - fit.role_turn_clk  # no tile follows
     shared = shared + _sharing_clk(space, hardware, np.ones(len(space), dtype=np.int64))
     alone = np.where(
         space.parts > 1,
@@ -134,12 +153,11 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     )
     beside = loop + fit.role_beside_share * results
     by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
-    # Blocks of one multiprocessor take turns as teams do, and share the path of copies and the ports.
-    each = chunks_of(problem, space) * np.maximum.reduce(
-        [multiply * late, around, (port + fetch) / space.resident]
-    )
-    per_sm = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1)) * space.resident
-    several = np.maximum(per_sm * beside, (each + results) * per_sm / space.resident) + results
+    # Blocks of one multiprocessor take turns as teams do, and share the path of copies and the ports. Where
+    # tiles are few there are no more blocks than these.
+    per_sm = np.maximum(turns * np.minimum(space.resident, ceil_div(tiles, hardware.sm_count)), 1)
+    beside_others = chunks_of(problem, space) * shared_cycle + fit.role_beside_share * results
+    several = np.maximum(per_sm * beside_others, (loop + results) * turns) + results
     several = several + fit.block_clk
     found = np.where(space.teams > 1, by_turns, np.where(space.resident > 1, several, alone))
     return np.asarray(fit.fetch_clk + found)
@@ -154,6 +172,7 @@ def _epilogue_clk(
     each = (
         fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
         + fit.tail_instructions * problem.tail_work
+        + problem.tail_shared
     )
     warps = space.team_warps
     hidden = np.minimum(1.0, resident * warps / (hardware.schedulers_per_sm * fit.tail_warps))

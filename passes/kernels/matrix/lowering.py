@@ -16,6 +16,7 @@ from math import gcd
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
+from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
     MatrixParameters,
@@ -32,15 +33,13 @@ from tilewright.passes.kernels.matrix.split import (
     scale_split,
 )
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
-from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, sums_of
+from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, result_lanes, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer, anchor_of
 
-#: elements of one vector of the epilogue
-EPILOGUE_LANES = 4
 #: steps of the epilogue that are unrolled together
 EPILOGUE_UNROLL = 8
 
@@ -56,7 +55,7 @@ def lower_matrix(kernel: Func) -> Func:
         raise InputError(
             "expected a product of f16, bf16, TF32, split or i8 factors", where=f"@{kernel.name}"
         )
-    plan = matrix_parameters(kernel, view)
+    plan, view = matrix_parameters(kernel, view)
     if plan.copiers:
         return lower_by_roles(kernel, view, plan)
     return _Matrix(kernel, view, plan).lower()
@@ -64,7 +63,7 @@ def lower_matrix(kernel: Func) -> Func:
 
 class _Matrix:
     def __init__(self, kernel: Func, view: MatrixView, plan: MatrixParameters) -> None:
-        self.view, self.plan, self.op = view, plan, view.op
+        self.kernel, self.view, self.plan, self.op = kernel, view, plan, view.op
         self.m, self.n = view.size(view.rows), view.size(view.columns)
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         batch, tiles = view.size(view.batch), self.blocks_m * self.blocks_n
@@ -275,11 +274,9 @@ class _Matrix:
     def _results(self, tile: Value, transposed: bool, whole: frozenset[str]) -> None:
         """All threads walk over the tile of sums by vectors; along `whole` dimensions all of it is inside."""
         w, plan = self.w, self.plan
-        last = self._last()
-        inside = last in self.view.rows or last in self.view.columns
-        lanes = gcd(EPILOGUE_LANES, self.view.sizes[last]) if inside else 1
         major, minor = (plan.block.n, plan.block.m) if transposed else (plan.block.m, plan.block.n)
-        lanes = gcd(lanes, minor)
+        lanes = result_lanes(self.kernel, self.view, minor, major)
+        lanes = gcd(lanes, LANES) if plan.parts > 1 else lanes
         total = major * minor // lanes
         if plan.parts > 1:
             self._shared_results(tile, transposed, whole, minor, lanes, total)
@@ -312,7 +309,7 @@ class _Matrix:
     def _recompute_shared(self, sums: list[Value], transposed: bool, outer: Expr, first: Expr) -> None:
         """Compute sums that are not finite once more, as kernels on the lanes do."""
         w, lanes = self.w, sums[0].tensor.shape[0]
-        with w.loop("s", lanes) as lane:
+        with w.loop("s", lanes, unroll=1) as lane:  # sums stay in registers
             finite = w.b.value("scalar.isfinite", self._total([w.load(s, (lane,)) for s in sums]))
             with w.when((), w.b.value("scalar.not", finite)):
                 chain = chain_of(w, self.op, self._index(transposed, outer, w.simple(first + lane)))

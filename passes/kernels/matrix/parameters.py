@@ -11,7 +11,7 @@ from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
-from tilewright.passes.kernels.matrix.view import MatrixView, takes_warpgroups
+from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
@@ -24,6 +24,10 @@ ENGINE = "engine"
 MOST_TEAMS = 2
 #: blocks that share a tile: a cluster that every device with clusters runs
 MOST_PARTS = 8
+#: columns of sums that a warp by roles brings into rows at a time, and the same where tiles are no multiple
+PIECE_COLUMNS, LONG_COLUMNS = 32, 48
+#: words added to each row of these, by whether they are transposed: no bank conflicts
+PIECE_PADS = {False: 8, True: 4}
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class MatrixParameters(AttrRecord):
     stores: the same of results, which it writes. cluster: blocks whose tiles lie one after the other along m;
     each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
     multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
-    multiprocessor, among which its registers are divided.
+    multiprocessor, among which its registers are divided. exchanged: the contraction's second operand is the
+    first factor, and its columns are the rows.
     """
 
     block: MatrixTile
@@ -77,6 +82,7 @@ class MatrixParameters(AttrRecord):
     stores: Literal["threads", "engine"] = "threads"
     parts: int = 1
     resident: int = 1
+    exchanged: bool = False
 
     @property
     def team_warps(self) -> int:
@@ -147,7 +153,7 @@ class MatrixParameters(AttrRecord):
             )
 
     def _check_groups(self, view: MatrixView) -> None:
-        if not takes_warpgroups(view):
+        if not (takes_roles(view) if self.copiers else takes_warpgroups(view)):
             raise InputError("expected factors of 32 bits in rows of the channel for warpgroups")
         if self.warps.m % WARPGROUP_WARPS or self.warps.k != 1 or self.warp_n > MOST_N:
             raise InputError(
@@ -173,14 +179,24 @@ class MatrixParameters(AttrRecord):
                 f"expected tiles along m, raster and blocks in multiples of clusters of {self.cluster}, got "
                 f"{tiles_m}, {self.raster} and {self.blocks}"
             )
-        if itemsize(view.dtype) != 2:
-            raise InputError(f"expected factors of 16 bits for roles, got {view.dtype}")
+        if view.rounds and not view.in_rows(0) and self.transport != ENGINE:
+            raise InputError("expected the copy engine for TF32 factors in columns of the channel")
+        if itemsize(view.dtype) == 1 or view.splits:
+            what = "that are split" if view.splits else f"of {view.dtype}"
+            raise InputError(f"expected factors of 16 bits or TF32 for roles, got factors {what}")
 
 
 def chunks_of_part(chunks: int, parts: int) -> tuple[int, int]:
     """Chunks of every part of a sum but the last one, and of that."""
     each = -(-chunks // parts)
     return each, chunks - (parts - 1) * each
+
+
+def piece_columns(warp_n: int, *, stored: bool) -> int:
+    """Columns of a piece of sums that a warp by roles writes: those of long rows where there are such."""
+    if warp_n % PIECE_COLUMNS and not warp_n % LONG_COLUMNS and not stored:
+        return LONG_COLUMNS
+    return gcd(PIECE_COLUMNS, warp_n)
 
 
 def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int, *, filled: bool = False) -> int:
@@ -197,9 +213,13 @@ def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int, *, f
     return max(n // element_bytes for n in ROW_BYTES if shared * element_bytes % n == 0)
 
 
-def matrix_parameters(kernel: Func, view: MatrixView) -> MatrixParameters:
-    """The parameters of a kernel; raises InputError with what does not fit, named by the kernel."""
+def matrix_parameters(kernel: Func, view: MatrixView) -> tuple[MatrixParameters, MatrixView]:
+    """The parameters of a kernel, and the product as they take it.
+
+    Raises InputError with what does not fit, named by the kernel.
+    """
     found = parameters_of(kernel, MatrixParameters)
+    taken = view.exchange() if found.exchanged else view
     with faults_of(kernel):
-        found.check(view)
-    return found
+        found.check(taken)
+    return found, taken

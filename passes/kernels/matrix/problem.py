@@ -16,6 +16,14 @@ from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.thread.tensor_maps import UNIT_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
+from tilewright.passes.analysis.shared_work import (
+    LANES,
+    MOST_NEIGHBOURS,
+    free_ops,
+    lanes_of,
+    shared_instructions,
+    shared_work,
+)
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
@@ -28,15 +36,13 @@ INSTRUCTIONS = {
     "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
     "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
 }  # fmt: skip
+#: biases and the like: they stay in the caches
+MOST_SMALL_BYTES = 100_000
 
 
 def instructions(ops: Iterable[str]) -> float:
     """Instructions of ops by name (`scalar.add`), once each."""
     return sum(INSTRUCTIONS.get(name.removeprefix("scalar."), 1.0) for name in ops)
-
-
-#: biases and the like: they stay in the caches
-MOST_SMALL_BYTES = 100_000
 
 
 def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
@@ -56,6 +62,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
     before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
+    tail_work, tail_shared = result_work(after)
     return MatrixProblem(
         batch=view.size(view.batch),
         m=view.size(view.rows),
@@ -76,7 +83,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         first_rows=view.along(0) in ("", view.channel),
         second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
         head_work=0.0 if view.stored else _work(before),
-        tail_work=_work(after),
+        tail_work=tail_work,
+        tail_shared=tail_shared,
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=may_split(view.op),
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
@@ -90,6 +98,26 @@ def _packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
 
 def _work(ops: Sequence[Op]) -> float:
     return instructions(inner.name for op in ops if op.body is not None for inner in walk(op.body))
+
+
+def result_work(ops: Sequence[Op]) -> tuple[float, float]:
+    """Instructions per result, and those per vector of LANES results that these share.
+
+    Ops that several neighbours share count once for them, and what renames registers not at all, where there
+    is a call of several results; others count for each result, as they did in what the model was fitted to.
+    """
+    each = shared = 0.0
+    for op in ops:
+        if op.body is None:
+            continue
+        if not any(n < MOST_NEIGHBOURS for n in shared_work(op)):
+            each += instructions(inner.name for inner in walk(op.body))
+            continue
+        free = free_ops(op)
+        each += instructions(inner.name for inner in op.body.ops if inner not in free)
+        each -= sum(shared_work(op).values())
+        shared += LANES * shared_instructions([op], lanes_of(ops))
+    return max(0.0, each), shared
 
 
 def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
@@ -116,6 +144,8 @@ def _second_copy(kernel: Func, view: MatrixView, size: int) -> int:
 
 def _may_be_packed(kernel: Func, view: MatrixView) -> bool:
     """Return whether the second factor may be a constant that is read as it can be packed."""
+    if view.exchanged:
+        return False
     second, at = view.op.operands[1], reads(view.op)[1]
     marked: tuple[int, ...] | None = kernel.get(WEIGHTS)  # type: ignore[assignment]
     constant = marked is None or any(kernel.params[i] is second for i in marked)
@@ -130,6 +160,8 @@ def _stride(kernel: Func, view: MatrixView, operand: int) -> int:
 
 def _packs_rows(kernel: Func, view: MatrixView) -> bool:
     """Return whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
+    if view.exchanged:
+        return False
     weights, at = view.op.operands[1], reads(view.op)[1]
     marked: tuple[int, ...] = kernel.get(WEIGHTS, ())  # type: ignore[assignment]
     once = sum(list(op.operands).count(weights) for op in kernel.body.ops) == 1
@@ -159,4 +191,5 @@ def _fetched(view: MatrixView) -> float:
 
 def parameters_for(view: MatrixView, p: MatrixParameters) -> MatrixParameters:
     """A point of the model's space as the parameters of a kernel."""
-    return replace(p, channel=view.channel, raster=raster_of(-(-view.size(view.rows) // p.block.m)))
+    raster = raster_of(-(-view.size(view.rows) // p.block.m))
+    return replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)

@@ -33,10 +33,17 @@ from tilewright.ir.hardware_facts import (
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters, chunks_of_part
+from tilewright.passes.analysis.shared_work import LANES
+from tilewright.passes.kernels.matrix.parameters import (
+    ENGINE,
+    PIECE_PADS,
+    MatrixParameters,
+    chunks_of_part,
+    piece_columns,
+)
 from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
-from tilewright.passes.kernels.matrix.view import MatrixView
+from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes
 from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
@@ -45,12 +52,6 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: registers of a thread that copies, by whether it only hands boxes to the copy engine
 COPIER_REGISTERS = {False: 96, True: 40}
-#: columns of sums that a warp brings into rows at a time, and words added to each row: no bank conflicts
-PIECE_COLUMNS, PIECE_PADS = 32, {False: 8, True: 4}
-#: the same where tiles are no multiple of that
-LONG_COLUMNS = 48
-#: elements of one vector of the results
-LANES = 4
 #: where a team lays down results: one buffer, or one per result that the copy engine writes
 Stage = Value | dict[Value, Value]
 
@@ -104,8 +105,10 @@ class _RoleMatrix:
         self.chunks, self.last_chunks = chunks_of_part(self.all_chunks, plan.parts)
         last = self._last()
         self.transposed = last in view.rows
-        inside = last in view.rows or last in view.columns
-        self.lanes = gcd(LANES, view.sizes[last]) if inside else 1
+        columns = self._piece_columns()
+        piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
+        self.lanes = result_lanes(kernel, view, *piece)
+        self.lanes = gcd(self.lanes, LANES) if plan.parts > 1 else self.lanes
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -170,10 +173,7 @@ class _RoleMatrix:
         return self.w.alloc((self.plan.team_warps, *shape), "f32", "shared", "pieces")
 
     def _piece_columns(self) -> int:
-        """Columns of a piece: those of long rows where there are such."""
-        if self.plan.warp_n % PIECE_COLUMNS and not self.plan.warp_n % LONG_COLUMNS and not self.view.stored:
-            return LONG_COLUMNS
-        return gcd(PIECE_COLUMNS, self.plan.warp_n)
+        return piece_columns(self.plan.warp_n, stored=self.view.stored)
 
     def _registers(self, by_engine: bool) -> tuple[int, int]:
         """Registers of a thread that copies, and of one that multiplies: all that is left."""
@@ -323,7 +323,7 @@ class _RoleMatrix:
     def _recompute_shared(self, sums: Value, tile: _Tile, outer: Expr, inner: Expr) -> None:
         """Compute sums that are not finite once more, as kernels on the lanes do."""
         w = self.w
-        with w.loop("s", self.lanes) as lane:
+        with w.loop("s", self.lanes, unroll=1) as lane:  # sums stay in registers
             finite = w.b.value("scalar.isfinite", w.load(sums, (lane,)))
             with w.when((), w.b.value("scalar.not", finite)):
                 at = w.simple(inner + lane)
@@ -339,8 +339,11 @@ class _RoleMatrix:
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
+            if factors[0].held and chunks > 1:
+                # the registers from which the chunk before is multiplied are loaded anew
+                w.b.do("thread.warpgroup_wait", acc)
             start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
-            if chunks > 1:
+            if chunks > 1 and not factors[0].held:
                 w.b.do("thread.warpgroup_wait", acc, pending=1)
             with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):
                 if chunks > 1:

@@ -16,6 +16,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import (
     ASYNC_COPY_BYTES,
+    LINE_BYTES,
     MMA_K_BYTES,
     MMA_M,
     MMA_N,
@@ -28,10 +29,13 @@ from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
+    PIECE_COLUMNS,
+    PIECE_PADS,
     WARPGROUPS,
     MatrixParameters,
     MatrixTile,
     Warps,
+    piece_columns,
 )
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM
 
@@ -57,6 +61,10 @@ MOST_TOGETHER = 4
 GROUP_REGISTERS = 16
 #: stages of the ring from which on warpgroups read two at a time
 OVERLAP_STAGES = 4
+#: stages at least where they do: with two, copies wait for the multiplication, and took twice their estimate
+LEAST_HELD_STAGES = 3
+#: how often an element that roles load to registers counts as read from shared memory
+HELD_READS = 2
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
 #: sums of a thread, and of one of a warpgroup, which holds no fragments beside them
@@ -66,17 +74,19 @@ ROLE_COPIERS, MOST_ROLE_REGISTERS = 4, 248
 #: sums of a thread by roles at least, those of three warpgroups that share a tile, and tiles per so many
 #: multiprocessors
 LEAST_ROLE_SUMS, LEAST_SUMS_OF_THREE = 64, 48
-#: those of several blocks of a multiprocessor at least; registers of a thread that hands boxes to the engine
+#: those of several blocks of a multiprocessor at least, and of blocks that share sums; registers of a thread
+#: that hands boxes to the engine
 LEAST_RESIDENT_SUMS, COPIER_REGISTERS = 32, 40
 #: the most of three, for which the block has fewer registers
 MOST_SUMS_OF_THREE = 96
 LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
 #: sums of a thread at most where they are promoted: it holds those of a chunk beside them
 MOST_PROMOTED_SUMS = 96
-#: rows and columns of a tile that several blocks may share, if such are few; elements of its sums at least
-SHARED_TILE, LEAST_SHARED_SUM = 128, 1024
-#: bytes through which a warp brings some of its sums into rows (`roles`), and of a block's barriers
-STAGING_BYTES, ROLE_BARRIER_BYTES = 16 * (32 + 8) * 4, 256
+#: rows and columns of a tile that several blocks may share, if such are few, and of the largest one that two
+#: may; elements of its sums at least
+SHARED_TILE, LARGE_SHARED_TILE, LEAST_SHARED_SUM = 128, 192, 1024
+#: bytes of a block's barriers by roles
+ROLE_BARRIER_BYTES = 256
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
 
@@ -102,9 +112,8 @@ _STAGES = (2, 3, 4, 5)
 _COPIERS_AT, _PARTS_AT = 4, 8
 #: blocks by roles of a multiprocessor where there are several, and the warps of each that multiply
 _RESIDENT, _RESIDENT_WARPS = (2, 3), (4, 1, 1)
-#: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same. No
-#: cluster of another size than a power of two was launched on a device yet
-_ROLE_PARTS, _SHARING_ROLES = (2, 4, 8), ((8, 1, 1), (4, 1, 1))
+#: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same
+_ROLE_PARTS, _SHARING_ROLES = (2, 3, 4, 5, 6, 7, 8), ((8, 1, 1), (4, 1, 1), (12, 1, 1))
 _SHARED_SIZES = (16, 32, 64, 128)
 _PARTS, _SHARING_WARPS = (2, 4, 8), ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2), (2, 2, 2))
 
@@ -122,6 +131,7 @@ class MatrixProblem:
     first_stride, second_stride: bytes between what neighbouring threads read, 0 where it lies side by side.
     first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
+    tail_shared: instructions for every four results whose outcome these share with neighbours.
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
     can bring tiles of both factors.
@@ -147,6 +157,7 @@ class MatrixProblem:
     second_rows: bool = True
     head_work: float = 0.0
     tail_work: float = 0.0
+    tail_shared: float = 0.0
     tail_bytes: int = 0
     split: bool = False
     boxes: bool = False
@@ -299,7 +310,9 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
         if not problem.stored:
             ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
         if shares:
-            sharing = [(warps, parts) for warps in _SHARING_ROLES for parts in _ROLE_PARTS]
+            # Three warpgroups have no registers for sums of pieces, or for fragments, beside their sums.
+            kinds_of_warps = [w for w in _SHARING_ROLES if problem.element_bytes == 2 or prod(w) < 12]
+            sharing = [(warps, parts) for warps in kinds_of_warps for parts in _ROLE_PARTS]
             ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts, 1) for warps, parts in sharing]
     if not ways:
         raise InputError(f"no implementation parameters of {problem} fit")
@@ -335,10 +348,13 @@ def has_clusters(hardware: GpuHardware) -> bool:
 
 
 def _may_share(problem: MatrixProblem, hardware: GpuHardware) -> bool:
-    """Whether blocks could share sums: long ones of fewer tiles than multiprocessors."""
-    tiles = problem.batch * (-(-problem.m // SHARED_TILE) * -(-problem.n // SHARED_TILE))
-    long = problem.taps * problem.channel >= LEAST_SHARED_SUM
-    return has_clusters(hardware) and long and tiles < hardware.sm_count
+    """Whether blocks could share sums: long ones of fewer tiles than multiprocessors, or few large ones."""
+    usual, large = (
+        problem.batch * (-(-problem.m // extent) * -(-problem.n // extent))
+        for extent in (SHARED_TILE, LARGE_SHARED_TILE)
+    )
+    few = usual < hardware.sm_count or 2 * large <= hardware.sm_count
+    return has_clusters(hardware) and problem.taps * problem.channel >= LEAST_SHARED_SUM and few
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
@@ -353,7 +369,24 @@ def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
 
 def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     """Return whether the copy engine brings both factors to warpgroups that do nothing but multiply."""
-    return problem.boxes and takes_groups(problem, hardware) and problem.row_bytes == 2
+    if not problem.boxes or not hardware.wgmma_share:
+        return False
+    if takes_groups(problem, hardware):
+        return problem.row_bytes == 2 or not problem.split
+    return holds_first(problem)
+
+
+def holds_first(problem: MatrixProblem) -> bool:
+    """Return whether roles load the first factor to registers: a TF32 one that lies in columns."""
+    wide = problem.element_bytes == 4 and not problem.split
+    return wide and problem.second_rows and not problem.first_rows
+
+
+def held_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Registers of a thread for a chunk of the first factor, where roles multiply it from there."""
+    if not holds_first(problem):
+        return np.zeros(len(space), dtype=np.int64)
+    return np.asarray(space.m // space.warps_m // MMA_M * A_REGISTERS * (space.k // problem.depth))
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
@@ -385,7 +418,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes != 2) | swizzled
     each, whole = chunks_of(problem, space), _all_chunks(problem, space)
     found &= (space.parts - 1) * each < whole
-    found &= (space.groups == 0) | (takes_groups(problem, hardware) & (space.n <= MOST_N * space.warps_n))
+    taken = takes_groups(problem, hardware) | (space.by_roles & takes_roles(problem, hardware))
+    found &= (space.groups == 0) | (taken & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
     if problem.stored:
@@ -398,15 +432,18 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     tiles_m = ceil_div(problem.m, space.m)
     three = space.team_warps > 2 * WARPGROUP_WARPS
     least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
-    least = np.where(space.resident > 1, LEAST_RESIDENT_SUMS, least)
+    least = np.where((space.resident > 1) | (space.parts > 1), LEAST_RESIDENT_SUMS, least)
     left = (registers * threads - COPIER_REGISTERS * WARP * space.copiers) // (WARP * space.multiplying_warps)
     beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS
+    beside = beside + held_registers(problem, space)
     together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
     # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
     # has at launch.
     beside_one = space.n // space.warps_n // 2 + OTHER_REGISTERS
     fits = (beside <= left) & (beside_one <= registers) & (together >= space.resident)
     found &= (space.resident == 1) | fits
+    held = space.by_roles & holds_first(problem)
+    found &= ~held | ((beside <= left) & (space.stages >= LEAST_HELD_STAGES))
     found &= ~(space.by_roles & three) | (sums <= MOST_SUMS_OF_THREE * WARP * space.team_warps)
     found &= ~space.by_roles | (
         (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
@@ -490,6 +527,18 @@ def columns_together(space: MatrixSpace) -> IntArray:
     return np.asarray(_TOGETHER[space.m // space.warps_m // MMA_M, space.n // space.warps_n // MMA_N])
 
 
+def _staging_bytes(columns: int, stored: bool) -> int:
+    """Bytes through which a warp brings some of its sums into rows, whichever way these are stored."""
+    piece = max(PIECE_COLUMNS, piece_columns(columns, stored=stored))
+    return 4 * max(MMA_M * (piece + PIECE_PADS[False]), piece * (MMA_M + PIECE_PADS[True]))
+
+
+_STAGING_BYTES = {
+    stored: np.array([_staging_bytes(n, stored) for n in range(max(_N) + 1)], dtype=np.int64)
+    for stored in (False, True)
+}
+
+
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     columns = fetched_columns(problem, space)
@@ -497,7 +546,8 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     if problem.split and not problem.stored:  # the second factor's pieces
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
-    pieces = space.multiplying_warps * STAGING_BYTES + ROLE_BARRIER_BYTES
+    staging = _STAGING_BYTES[problem.stored][space.n // space.warps_n]
+    pieces = space.multiplying_warps * staging + ROLE_BARRIER_BYTES
     staged = np.where(space.parts > 1, np.maximum(ring, sums) + ROLE_BARRIER_BYTES, ring + pieces)
     return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
 
@@ -518,6 +568,15 @@ def fetched_columns(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return np.asarray(np.where(space.by_roles, whole, space.n))
 
 
+def lines_of_columns(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Lines of memory that a row of a panel of the second factor crosses, where it is turned.
+
+    Panels begin with tiles: where these are no whole number of lines wide, most of them begin inside of one.
+    """
+    whole = (space.n * problem.row_bytes % LINE_BYTES == 0) | (space.n >= problem.n)
+    return np.where(problem.second_rows | whole, 1, 2)
+
+
 def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     """Rows of tiles that cross the port of shared memory per chunk: written once, read by every user.
 
@@ -531,7 +590,9 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     if problem.split:
         share = PIECE_BYTES / problem.element_bytes
         readers = np.where(space.groups > 0, (problem.products * readers + PIECES) * share + 1.0, readers)
-    return np.asarray(space.m * (space.warps_n + 1) + space.n * (readers + 1))
+    # Elements of columns are loaded one by one, two lanes of a warp from each bank.
+    first = np.where(space.by_roles & holds_first(problem), HELD_READS, 1) * space.warps_n
+    return np.asarray(space.m * (first + 1) + space.n * (readers + 1))
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 
 from tilewright.ir import Expr, Op, Sym, Value
@@ -11,7 +12,7 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.thread.split_ops import GROUP
-from tilewright.ir.thread.tensor_maps import RANK
+from tilewright.ir.thread.tensor_maps import RANK, ROUNDED
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
 from tilewright.passes.kernels.matrix.parameters import ENGINE, WARPGROUPS, MatrixParameters, panel_columns
@@ -53,14 +54,14 @@ class Staged:
         self.size = itemsize(view.dtype)
         self.rows = plan.block.n if operand else plan.block.m
         along = view.along(operand)
-        self.by_channel = along in ("", view.channel)
+        self.by_channel = view.in_rows(operand)
         self.asynchronous = view.copy_elements(operand) > 0
         self.lanes = view.copy_elements(operand) if self.asynchronous else self._computed_lanes(along)
         minor = plan.block.k if self.by_channel else self.rows
         self.major = self.rows if self.by_channel else plan.block.k
         self.vectors = minor // self.lanes
-        swizzled = self.by_channel or self.size == 2
         self.turned = plan.engine == WARPGROUPS and not self.by_channel
+        swizzled = self.by_channel or self.size == 2 or self.turned
         by_engine = plan.transport == ENGINE and swizzled
         self.boxes = boxes_of(view, operand) if by_engine else None
         self.windows = windows_of(view, operand) if by_engine and self.boxes is None else None
@@ -81,6 +82,11 @@ class Staged:
         return self.map is not None
 
     @property
+    def held(self) -> bool:
+        """Whether warpgroups multiply the first factor from registers: one of 32 bits that lies turned."""
+        return self.turned and self.size == 4
+
+    @property
     def sharers(self) -> int:
         """Blocks of the cluster that each bring a part of a tile to all of them."""
         return self.plan.cluster if self.operand else 1
@@ -95,6 +101,8 @@ class Staged:
         else:
             assert self.windows is not None
             parameter = self.windows.map(position, value.tensor, *box, row)
+        if parameter is not None and self.view.rounds:
+            parameter = replace(parameter, recipe=replace(parameter.recipe, dtype=ROUNDED))
         return None if parameter is None else self.w.add_map(parameter)
 
     def _computed_lanes(self, along: str) -> int:

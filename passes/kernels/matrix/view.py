@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from tilewright.ir import Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute
 from tilewright.ir.float_pieces import PIECES
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
@@ -51,6 +52,7 @@ class MatrixView:
     """A contraction as batched product of [m, k] and [n, k]: which dimensions make up each of the four.
 
     `channel` is the reduced dimension that is cut into chunks, `taps` are the others, all taken one by one.
+    exchanged: the first factor of the product is the contraction's second operand, and rows are its columns.
     further: where float32 factors are stored in pieces of bfloat16, the sources of those after the first
     pieces, which are the `sources` then.
     """
@@ -63,6 +65,7 @@ class MatrixView:
     taps: tuple[str, ...]
     channel: str
     further: tuple[tuple[Source, Source], ...] = ()
+    exchanged: bool = False
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -87,6 +90,25 @@ class MatrixView:
     def stored(self) -> bool:
         """Whether float32 factors are stored in pieces of bfloat16."""
         return bool(self.further)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether float32 factors are rounded to TF32."""
+        return self.dtype == "f32" and not self.splits
+
+    def in_rows(self, operand: int) -> bool:
+        """Return whether a factor lies in rows of the channel, or as single elements."""
+        return self.along(operand) in ("", self.channel)
+
+    def exchange(self) -> MatrixView:
+        """The same contraction as the product of its second operand and its first one: results in columns."""
+        return replace(
+            self,
+            sources=self.sources[::-1],
+            rows=self.columns,
+            columns=self.rows,
+            exchanged=not self.exchanged,
+        )
 
     def pieces(self) -> Iterator[MatrixView]:
         """The product of pieces of one size each, the largest first; the whole where there are none."""
@@ -121,6 +143,21 @@ class MatrixView:
             return 0
         lanes = self.lanes(operand, ASYNC_COPY_BYTES[0] // size)
         return lanes if lanes * size in ASYNC_COPY_BYTES else 0
+
+
+def result_lanes(kernel: Func, view: MatrixView, minor: int, major: int) -> int:
+    """Neighbouring results that a thread has at a time, of a piece of so many times `minor` neighbours.
+
+    Longer vectors meet in the banks of shared memory, which the words of one random call outweigh.
+    """
+    par = dims(view.op, "par")
+    last = next((d for d in reversed(par) if par[d] > 1), "")
+    if last not in view.rows and last not in view.columns:
+        return 1
+    after = kernel.body.ops[kernel.body.ops.index(view.op) + 1 : -1]
+    whole = minor * major % (LONG_LANES * WARP) == 0
+    longest = LONG_LANES if whole and lanes_of(after) == LONG_LANES else LANES
+    return gcd(longest, view.sizes[last], minor)
 
 
 def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
@@ -289,7 +326,15 @@ def takes_warpgroups(view: MatrixView) -> bool:
     if may_split(view.op) and view.size(view.taps) * view.sizes[view.channel] < least:
         return False
     size = itemsize(view.dtype)
-    return size == 2 or (size == 4 and all(view.along(i) in ("", view.channel) for i in (0, 1)))
+    return size == 2 or (size == 4 and view.in_rows(0) and view.in_rows(1))
+
+
+def takes_roles(view: MatrixView) -> bool:
+    """Return whether warpgroups that nothing but multiply take such tiles: TF32 ones that the engine rounds.
+
+    The first factor may then lie in columns of the channel, from which they load registers.
+    """
+    return takes_warpgroups(view) or (view.rounds and view.in_rows(1))
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, WARP, WARPGROUP_WARPS
@@ -39,11 +40,16 @@ def start_multiplying(
 ) -> None:
     """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie.
 
+    TF32 factors in columns of the channel are loaded to registers, where nothing may be multiplied from yet.
+
     fresh: `acc` is that product alone. opens, closes: whether it is the first and the last of its group.
     """
     a, b = factors
     first, _ = warpgroup_rows(w, plan)
     column = warpgroup_column(w, plan)
+    if a.held:
+        _multiply_turned(w, plan, a, b, acc, slot, column)
+        return
     at = a.place(slot, first, 0)
     _start(
         w, plan, a.tiles, at, b, b.place(slot, column, 0), acc,
@@ -123,3 +129,24 @@ def _multiply_held(
                 role="a", transposed=False, item=(step, i), count=1, rounding="tf32",
             )  # fmt: skip
         _start(w, plan, fragments, (step,), b, b.place(slot, column, step * depth), acc)
+
+
+def _multiply_turned(
+    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
+) -> None:
+    """A chunk with the first factor, which lies in columns of the channel, in registers: one group."""
+    depth = MMA_K_BYTES // a.size
+    steps, tiles = plan.block.k // depth, acc.tensor.shape[0]
+    fragments = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
+    _, own = warpgroup_rows(w, plan)
+    for step, i in product(range(steps), range(tiles)):
+        w.b.do(
+            "thread.load_fragment", fragments, a.tiles,
+            at=tuple(map(w.simple, a.place(slot, own + i * WARPGROUP_WARPS * MMA_M, step * depth))),
+            role="a", transposed=True, item=(step, i), count=1,
+        )  # fmt: skip
+    w.b.do(
+        "thread.warpgroup_mma", fragments, b.tiles, acc,
+        a_at=(0,), b_at=tuple(map(w.simple, b.place(slot, column, 0))),
+        engine=plan.engine, steps=steps,
+    )  # fmt: skip

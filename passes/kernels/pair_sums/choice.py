@@ -64,7 +64,8 @@ def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
     view = pair_view(kernel)
     if view is None or not isinstance(hardware, GpuHardware) or not products_per_clk(view.dtype, hardware):
         return []
-    least, maps, points = traffic(kernel), _Maps.of(view), role_points(kernel, view, hardware)
+    least, maps = traffic(kernel), _Maps.of(view)
+    points = _role_points(kernel, view, maps, hardware)
     for plan in _plans(view):
         work = _work(view, plan, least, maps)
         for resident in residents(work, hardware):
@@ -74,11 +75,11 @@ def pair_points(kernel: Func, hardware: Hardware) -> list[PairPoint]:
     return sorted((p for p in points if p.estimate_s < inf), key=lambda p: (p.estimate_s, p.plan.resident))
 
 
-def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[PairPoint]:
+def _role_points(kernel: Func, view: PairView, maps: _Maps, hardware: GpuHardware) -> list[PairPoint]:
     """Those plans whose roles copy and multiply: where the device has warpgroups, and all comes in boxes."""
     if hardware.wgmma_share <= 0 or itemsize(view.dtype) != 2:
         return []
-    least, maps = traffic(kernel), _Maps.of(view)
+    least = traffic(kernel)
     weights = [peeled(s.weight) for s in view.sums]
     found = {None: weight_stages(view, weights), maps.band: weight_stages(view, weights, maps.band)}
     points = []
@@ -88,6 +89,9 @@ def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[Pai
         tiles = role_tiles(kernel, view, rows, tile)
         if tiles is None:
             continue
+        shape = PairParameters(rows, tile, rows // MMA_M, ROLE_STAGES[0], engine="wgmma")
+        limits = block_band(view, shape, maps.band)
+        loads = loads_of_blocks(view, shape, limits)
         for depth, ahead, resident in product(ROLE_STAGES, (False, True), (1, 2, 3)):
             count = -(-view.others // tile)
             if depth > max(2, count) or (ahead and count == 1):
@@ -95,12 +99,12 @@ def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[Pai
             plan = PairParameters(
                 rows, tile, rows // MMA_M, depth, resident=resident, engine="wgmma", ahead=ahead
             )
-            stages = role_stages(plan, found[block_band(view, plan, maps.band)])
+            stages = role_stages(plan, found[limits])
             work_of_pair = term_work(*(stages.whole or stages).weights)  # of most tiles
             if view.others % tile:
                 work_of_pair += 2 * len(view.sums)  # what is not there gets weights of 0
             own = replace(maps, work=float(work_of_pair))
-            work = _role_work(view, plan, tiles, least, own, len(stages.early))
+            work = _role_work(view, plan, tiles, least, own, len(stages.early), loads)
             points.append(PairPoint(plan, work, estimate_roles(work, hardware)))
             if work.loads and work.batches > 1:
                 spread = replace(work, spread=True)
@@ -111,9 +115,15 @@ def role_points(kernel: Func, view: PairView, hardware: GpuHardware) -> list[Pai
 
 
 def _role_work(
-    view: PairView, plan: PairParameters, tiles: RoleTiles, least_bytes: int, maps: _Maps, early: int
+    view: PairView,
+    plan: PairParameters,
+    tiles: RoleTiles,
+    least_bytes: int,
+    maps: _Maps,
+    early: int,
+    loads: tuple[int, ...],
 ) -> PairWork:
-    """The work of a block by roles."""
+    """The work of a block by roles; loads: those of the blocks of a batch."""
     ring = plan.slots(view) * tiles.fetched_bytes
     pieces = plan.warps * MMA_M * (PIECE_COLUMNS + PIECE_PAD) * 4
     rows = [r for r in view.reads if names_in(r) & set(view.rows) and not names_in(r) & set(view.other)]
@@ -146,7 +156,7 @@ def _role_work(
         limit=plan.registers,
         early=early,
         slots=plan.slots(view),
-        loads=loads_of_blocks(view, plan, block_band(view, plan, maps.band)),
+        loads=loads,
         spread=plan.spread,
     )
 
@@ -201,11 +211,15 @@ class _Maps:
         return cls(float(term_work(*weights)), len(both), len(powers), total, band(view))
 
 
-def _applied(term: Term) -> Iterator[Apply]:
-    if isinstance(term, Apply):
-        yield term
-        for a in term.args:
-            yield from _applied(a)
+def _applied(term: Term) -> set[Apply]:
+    """The scalar ops of a term."""
+    todo, found = [term], set[Apply]()
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Apply) and part not in found:
+            found.add(part)
+            todo += part.args
+    return found
 
 
 def _work(view: PairView, plan: PairParameters, least_bytes: int, maps: _Maps) -> PairWork:

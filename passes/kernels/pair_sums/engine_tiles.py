@@ -101,9 +101,11 @@ def engine_tile(
     columns = [d for d in inner if view.sizes[d] > 1]
     if not isinstance(term, Read) or not wide or len(columns) != bool(inner):
         return None
-    steps = _steps(view, term)
-    last = wide[-1]
-    if steps is None or not steps.get(last) or (len(wide) > 1 and view.sizes[last] % rows):
+    place = _place(view, term)
+    if place is None:
+        return None
+    (steps, start), last = place, wide[-1]
+    if not steps.get(last) or (len(wide) > 1 and view.sizes[last] % rows):
         return None
     before = [d for d in (*view.batch, *wide[:-1]) if steps.get(d)]
     if set(steps) - {*before, last, *columns} or any(n < 0 for n in steps.values()):
@@ -113,11 +115,11 @@ def engine_tile(
     groups = _groups(view, steps, before, MOST_RANK - 1 - len(columns))
     if groups is None:
         return None
-    return _mapped(kernel, view, term, (*groups, (last,)), columns, steps, rows)
+    return _mapped(kernel, view, term, (*groups, (last,)), columns, steps, start, rows)
 
 
-def _steps(view: PairView, term: Read) -> dict[str, int] | None:
-    """Elements from one index to the next per dimension; None where the place in memory is no such sum."""
+def _place(view: PairView, term: Read) -> tuple[dict[str, int], int] | None:
+    """Elements from one index to the next per dimension, and before the first; None for other places."""
     ranges = {d: (0, n - 1) for d, n in view.sizes.items() if n > 1}
     t = term.value.tensor
     inside = all(
@@ -128,7 +130,9 @@ def _steps(view: PairView, term: Read) -> dict[str, int] | None:
     for e, step in zip(term.at, t.strides, strict=True):
         place = place + e * step
     form = coefficients(place, list(view.sizes), ranges)
-    return dict(form[0]) if inside and form is not None and form[1] == 0 else None
+    if not inside or form is None or not isinstance(form[1], int):
+        return None
+    return dict(form[0]), form[1]
 
 
 def _groups(
@@ -156,6 +160,7 @@ def _mapped(
     groups: tuple[tuple[str, ...], ...],
     columns: list[str],
     steps: Mapping[str, int],
+    start: int,
     rows: int,
 ) -> EngineTile | None:
     t = term.value.tensor
@@ -180,7 +185,7 @@ def _mapped(
         numpy_dtype(t.dtype).name, tuple(dims), tuple(strides[:-1]), tuple(box),
         swizzle=swizzle, promotion=PROMOTION_BYTES if columns else 0,
     )  # fmt: skip
-    parameter = ParameterMap(kernel.params.index(term.value), recipe, t.start * size)
+    parameter = ParameterMap(kernel.params.index(term.value), recipe, (t.start + start) * size)
     if parameter.offset % START_BYTES or any(map_faults(recipe)):
         return None
     sizes = tuple((d, view.sizes[d]) for g in groups for d in g)

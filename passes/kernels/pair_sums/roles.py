@@ -59,23 +59,29 @@ def tiles_of_band(view: PairView, plan: PairParameters, limits: tuple[int, int] 
     runs, per_run = view.others // others, -(-others // plan.tile)
     if limits is None:
         return Walk(1, plan.tiles(view), 0, plan.tiles(view), plan.tiles(view))
-    least, most = limits
-
-    def ends(row: Expr) -> tuple[Expr, Expr]:
-        low: Expr = binary("max", row + least, 0) // plan.tile if least > 1 - rows else 0
-        high = binary("max", row + (plan.rows - 1 + most + plan.tile), 0) // plan.tile
-        return low, binary("min", high, per_run) if most < others - 1 else per_run
-
-    first, limit = ends(origin % rows)
-    counts = [_number(ends(at)) for at in range(0, rows, plan.rows)]
+    first, limit = _ends(view, plan, limits, origin % rows)
+    counts = [_number(_ends(view, plan, limits, at)) for at in range(0, rows, plan.rows)]
     return Walk(runs, per_run, first, limit - first, max(counts))
+
+
+def _ends(view: PairView, plan: PairParameters, limits: tuple[int, int], row: Expr) -> tuple[Expr, Expr]:
+    """The first tile of a run that makes pairs with the rows from `row` on, and the one behind the last."""
+    least, most = limits
+    rows, others = view.sizes[view.rows[-1]], view.sizes[view.other[-1]]
+    per_run = -(-others // plan.tile)
+    low: Expr = binary("max", row + least, 0) // plan.tile if least > 1 - rows else 0
+    high = binary("max", row + (plan.rows - 1 + most + plan.tile), 0) // plan.tile
+    return low, binary("min", high, per_run) if most < others - 1 else per_run
 
 
 def loads_of_blocks(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) -> tuple[int, ...]:
     """Tiles of the blocks of a batch in the order in which they start; none where all have the same."""
-    walks = [tiles_of_band(view, plan, limits, at) for at in range(0, view.own, plan.rows)]
-    loads = [w.runs * _number((0, w.count)) for w in walks]
-    if limits is not None and from_last(limits):
+    if limits is None:
+        return ()
+    rows, others = view.sizes[view.rows[-1]], view.sizes[view.other[-1]]
+    runs, starts = view.others // others, range(0, view.own, plan.rows)
+    loads = [runs * _number(_ends(view, plan, limits, at % rows)) for at in starts]
+    if from_last(limits):
         loads.reverse()
     return tuple(loads) if len(set(loads)) > 1 else ()
 

@@ -106,7 +106,7 @@ class _RowsAndColumns(RowsKept):
             if number not in self.columns:
                 self.take_total(self.phases[number], part)
 
-    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value]) -> None:
+    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value | None]) -> None:
         first = self.phases[walk[0]]
         with self.walk(self.steps(first)) as step:
             mask, column = self.step_at(first, step)
@@ -114,7 +114,7 @@ class _RowsAndColumns(RowsKept):
                 for number, part in zip(walk, parts, strict=True):
                     self.fetch(number, column)
                     with self.elements(self.phases[number], whole=False) as v:
-                        self.fold_element(number, column, (step, v), part)
+                        self.take_element(number, column, (step, v), part)
 
     def fold_element(self, number: int, column: Index, at: Index, part: Value) -> None:
         place = at if number in self.columns else at[1:]

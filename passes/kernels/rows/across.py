@@ -14,7 +14,6 @@ from tilewright.ir import Expr, Func, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import Phase
-from tilewright.passes.kernels.rows.partial_sums import in_runs
 from tilewright.passes.kernels.rows.space import steps_together
 from tilewright.passes.kernels.rows.walks import RowWalks
 from tilewright.passes.kernels.writing.points import Points
@@ -90,7 +89,7 @@ class _RowsAcross(RowWalks):
         return
 
     # -- folds -----------------------------------------------------------------------------------------------
-    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value]) -> None:
+    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value | None]) -> None:
         w, phases = self.w, [self.phases[number] for number in walk]
         length = prod(self.shape(phases[0]))
         whole = length // self.width
@@ -109,14 +108,19 @@ class _RowsAcross(RowWalks):
                     self._fold_together(walk, parts, read, rest, w.simple(first + (count - rest)))
 
             if whole:
-                in_runs(w, [phase.op for phase in phases], whole, parts, fold)
+                self.in_runs(walk, whole, parts, fold)
             if length % self.width:
                 with w.when(w.below(w.simple(whole * self.width + self.lane), length)):
                     self._fold_together(walk, parts, read, 1, whole)
         self.shared = {}
 
     def _fold_together(
-        self, walk: Sequence[int], parts: Sequence[Value], read: Mapping[Value, int], count: int, first: Expr
+        self,
+        walk: Sequence[int],
+        parts: Sequence[Value | None],
+        read: Mapping[Value, int],
+        count: int,
+        first: Expr,
     ) -> None:
         """Read what `count` steps need, then fold them one after the other.
 
@@ -139,7 +143,7 @@ class _RowsAcross(RowWalks):
                 step = w.simple(first + u)
                 _, column = self.step_at(phase, step)
                 with self.elements(phase, whole=False) as v:
-                    self.fold_element(number, column, (step, v), part)
+                    self.take_element(number, column, (step, v), part)
         self.asked = {}
 
     def _walked(self, walk: Sequence[int]) -> dict[Value, int]:

@@ -14,7 +14,7 @@ from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.ir import Func, Op
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
-from tilewright.ir.tensor.ops import dims, domain
+from tilewright.ir.tensor.ops import domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
 from tilewright.passes.kernels.decision import decided
@@ -82,7 +82,12 @@ def _staged(
     Of rows walked along several times only short ones, whose threads would reach into many lines at once.
     """
     together = VECTOR_BYTES // access.element_bytes
-    if access.across or access.inner % together == 0 or WARP * access.element_bytes >= LINE_BYTES:
+    if (
+        phases.stores_while_summing
+        or access.across
+        or access.inner % together == 0
+        or WARP * access.element_bytes >= LINE_BYTES
+    ):
         return None
     source, problem = whole_rows(kernel, phases), row_problem(kernel)
     if source is None:
@@ -105,10 +110,11 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     walks = sum(1 for numbers in phases.walks if phases.phases[numbers[0]].columns)
     kind, _, number = inner.partition(".")
     if kind == "row":
-        wide = [i for i, n in enumerate(dims(anchor.op, "par").values()) if n > 1]
+        extents = anchor.row_extents()
+        wide = [i for i, n in enumerate(extents) if n > 1]
         if not wide or int(number) != wide[-1]:
             return None
-        side = dims(anchor.op, "par")[anchor.rows[wide[-1]]]
+        side = extents[wide[-1]]
         return RowAccess(side, size, across=True, walks=walks, asked_bytes=_asked_bytes(kernel, phases))
     kept = phases.kept(kernel)
     if walks > 1 and not kept:
@@ -120,7 +126,7 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
 def _asked_bytes(kernel: Func, phases: RowPhases) -> int:
     """Bytes of parameters that all rows' walks ask for, at every place that they read on its own."""
     anchor = phases.phases[0]
-    points = prod(dims(anchor.op, "par").values()) * prod(anchor.extents())
+    points = prod(anchor.row_extents()) * prod(anchor.extents())
     walked = [
         itemsize(v.tensor.dtype) * len(found.indices)
         for v, found in phases.uses.items()

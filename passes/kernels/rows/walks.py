@@ -6,7 +6,7 @@ How threads lie on rows is left to `rows_across` and `rows_kept`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 
@@ -54,7 +54,7 @@ class RowWalks(ABC):
         found = row_phases(kernel)
         if found is None:
             raise UnsupportedError("a map crosses rows of the reduction", where=self.where)
-        return tuple(dims(found.phases[0].op, "par").values()), found
+        return found.phases[0].row_extents(), found
 
     def place(self, groups: Sequence[int], *, lanes_inner: bool) -> None:
         """Lay the threads of a block on groups of these extents; `lanes_inner`: those of one group are next
@@ -85,12 +85,15 @@ class RowWalks(ABC):
             with w.b.at(self.phases[walk[0]].op.loc):
                 for number in walk:
                     self.begin(number)
-                if self.phases[walk[0]].op.name in REDUCING:
+                folds = any(self.phases[number].op.name in REDUCING for number in walk)
+                if folds:
                     self._reduce(walk)
                 for number in walk:
-                    for r in self.phases[number].op.results:
+                    phase = self.phases[number]
+                    stored = folds and phase.op.name not in REDUCING  # while the sums were folded
+                    for r in () if stored else phase.op.results:
                         if r in w.outputs:
-                            self._store(number, self.phases[number], r)
+                            self._store(number, phase, r)
 
     # -- how threads lie on rows -----------------------------------------------------------------------------
     @abstractmethod
@@ -159,13 +162,16 @@ class RowWalks(ABC):
         return (*self.valid(), *w.below(point, prod(shape))), w.unravel(point, shape)
 
     def _reduce(self, walk: Sequence[int]) -> None:
-        """Reduce the rows in the phases of these numbers, which walk along the same columns."""
+        """Reduce the rows in the phases of these numbers, which walk along the same columns, and store what
+        those of maps give."""
         w = self.w
         phases = [self.phases[number] for number in walk]
-        names = [combiner(phase.op) for phase in phases]
-        parts = []
-        for phase, name in zip(phases, names, strict=True):
-            if name is None:
+        parts: list[Value | None] = []
+        for phase in phases:
+            if phase.op.name not in REDUCING:
+                parts.append(None)
+                continue
+            if combiner(phase.op) is None:
                 raise UnsupportedError(
                     "this reduction has no combiner; it needs whole rows", where=phase.op.loc
                 )
@@ -176,8 +182,9 @@ class RowWalks(ABC):
             parts.append(part)
 
         self.fold_steps(walk, parts)
-        for phase, part in zip(phases, parts, strict=True):
-            self.take_total(phase, part)
+        for phase, folded in zip(phases, parts, strict=True):
+            if folded is not None:
+                self.take_total(phase, folded)
 
     def take_total(self, phase: Phase, part: Value) -> None:
         """Note a reduction's result, from what each thread folded."""
@@ -185,8 +192,9 @@ class RowWalks(ABC):
         last = None if first == neutral(phase.op) else first
         self.totals[phase.op.result] = self.merged(str(combiner(phase.op)), part, last)
 
-    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value]) -> None:
-        """Fold all steps of the phases of these numbers into their parts, registers of [vec] each."""
+    def fold_steps(self, walk: Sequence[int], parts: Sequence[Value | None]) -> None:
+        """Fold all steps of the phases of these numbers into their parts, registers of [vec] each; phases
+        without parts store their elements."""
         w, phases = self.w, [self.phases[number] for number in walk]
 
         def fold(count: int, from_step: Expr) -> None:
@@ -197,13 +205,39 @@ class RowWalks(ABC):
                     for number, phase, part in zip(walk, phases, parts, strict=True):
                         self.fetch(number, column)
                         with self.elements(phase, whole=False) as v:
-                            self.fold_element(number, column, (step, v), part)
+                            self.take_element(number, column, (step, v), part)
 
         steps = self.steps(phases[0])
         if self.reused:  # registers of kept values are named by steps
             fold(steps, 0)
         else:
-            in_runs(w, [phase.op for phase in phases], steps, parts, fold)
+            self.in_runs(walk, steps, parts, fold)
+
+    def in_runs(
+        self,
+        walk: Sequence[int],
+        steps: int,
+        parts: Sequence[Value | None],
+        fold: Callable[[int, Expr], None],
+    ) -> None:
+        """Fold the steps of a walk in runs; stores have no parts and no say in how long these are."""
+        sums = [(self.phases[n].op, p) for n, p in zip(walk, parts, strict=True) if p is not None]
+        in_runs(self.w, [op for op, _ in sums], steps, [part for _, part in sums], fold)
+
+    def take_element(self, number: int, column: Index, at: Index, part: Value | None) -> None:
+        """Fold the element at (step, v) of a phase into this thread's part; without one store it."""
+        if part is not None:
+            self.fold_element(number, column, at, part)
+            return
+        step, v = at
+        phase = self.phases[number]
+        env = self.env(phase, column, v)
+        points = self.points(number, step, v)
+        place = tuple(env[d] for d in dims(phase.op, "par"))
+        values = [points.value(r, place) for r in phase.op.results]
+        self.keep(number, points, env, at)
+        for r, x in zip(phase.op.results, values, strict=True):
+            self.w.store(x, self.w.outputs[r], place)
 
     def fold_element(self, number: int, column: Index, at: Index, part: Value) -> None:
         """Fold the element at (step, v) of a reduction into this thread's part."""

@@ -10,7 +10,7 @@ steps, sums over the same points of what they both read do, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -39,6 +39,8 @@ from tilewright.passes.tensor.layouts.cost import on_tensor_cores
 SMALL_STATE_BYTES, MAX_ARGUMENTS = 1 << 17, 192
 #: elements of maps that take less time than a launch, and the values that a kernel of them may name
 SMALL_MAP, MAX_MAP_ARGUMENTS = 1 << 16, 48
+#: bytes that a map or a gather reads and writes in a fraction of the time of a launch, out of any L2 cache
+SMALL_MAP_BYTES = 1 << 21
 #: bytes of the longest row that one block keeps: the registers of a multiprocessor
 MAX_ROW_BYTES = 256 << 10
 #: rows that are fewer than the multiprocessors of a large GPU by far
@@ -112,6 +114,9 @@ class _Builder:
         self.recomputed = func.get(RECOMPUTED) is not None
         self.forward = ops_before_boundary(func)
         self.communicated: KernelGroup | None = None  # the latest communication
+        #: groups of maps that are computed again for one product, the product, and its group where that may
+        #: compute them
+        self.copies: list[tuple[KernelGroup, Op, KernelGroup | None]] = []
 
     def group_of(self, v: Value) -> KernelGroup | None:
         return self.result.source.get(self.result.resolve(v))
@@ -210,7 +215,8 @@ class _Builder:
     def _update(self, op: Op) -> KernelGroup | None:
         """The group of the state that this map updates, with all groups that the map reads of joined to it.
 
-        Nothing but updates reads what such maps give, so that their groups never wait for each other.
+        Where one of these waits for another, because it reads that one's result at other places, the map
+        joins the one that waits, and no group joins another.
         """
         inside = [i for i, v in enumerate(op.operands) if self.result.source.get(v) is not None]
         hosts: list[KernelGroup] = []
@@ -222,9 +228,15 @@ class _Builder:
         if not hosts:
             return None
         host, *others = sorted(hosts, key=lambda g: g.number)
+        if any(self._wait(g, h) for g in hosts for h in hosts):
+            return next(g for g in hosts if not any(h.before >> g.number & 1 for h in hosts))
         for g in others:
             self._merge(g, host)
         return host
+
+    def _wait(self, g: KernelGroup, h: KernelGroup) -> bool:
+        """Return whether one of two groups waits for the other."""
+        return bool((g.before >> h.number | h.before >> g.number) & 1)
 
     def _join_small_updates(self) -> None:
         """Updates of small state of one shape share kernels: a launch takes longer than they do.
@@ -240,11 +252,7 @@ class _Builder:
             ):
                 continue
             host = joined.get(g.shape)
-            if (
-                host is None
-                or (g.before >> host.number | host.before >> g.number) & 1
-                or len(_arguments([*host.ops, *g.ops])) > MAX_ARGUMENTS
-            ):
+            if host is None or self._wait(g, host) or len(_arguments([*host.ops, *g.ops])) > MAX_ARGUMENTS:
                 joined[g.shape] = g
             else:
                 self._merge(g, host)
@@ -306,9 +314,58 @@ class _Builder:
                 continue
             if not self._read_only_by(op, g):
                 continue
-            if sum(map(prologue_cost, g.ops)) > MAX_PROLOGUE_COST or host.number == g.number:
+            if host.number == g.number:
                 continue
-            self._merge(g, host)
+            cheap = sum(map(prologue_cost, g.ops)) <= MAX_PROLOGUE_COST
+            if self._is_copy_of_large(g):
+                self.copies.append((g, op, host if cheap else None))
+            elif cheap:
+                self._merge(g, host)
+
+    def _is_copy_of_large(self, g: KernelGroup) -> bool:
+        """Return whether a group of maps makes a large array of what the forward pass has stored."""
+        return (
+            self.recomputed
+            and g.anchor not in self.forward
+            and all(o.name == "tensor.map" for o in g.ops)
+            and any(r.tensor.nbytes > CACHED_ARRAY_BYTES for r in g.ops[-1].results)
+            and all(h.anchor in self.forward for h in self.result.groups if g.before >> h.number & 1)
+        )
+
+    def _place_copies(self) -> None:
+        """Arrays that are computed again for a product are written by maps that read the same array.
+
+        As what follows a norm, by the kernel that gives the gradient of the norm's operand: it reads this
+        operand too. Where no kernel of maps does, the product computes the array itself.
+        """
+        for g, op, host in self.copies:
+            if not g.ops or not self._read_only_by(op, g):
+                continue
+            reader = next((h for h in self.result.groups if self._may_write(h, g)), None)
+            if reader is not None:
+                self._merge(g, reader)
+            elif host is not None and host.ops:
+                self._merge(g, host)
+
+    def _may_write(self, h: KernelGroup, g: KernelGroup) -> bool:
+        """Return whether a kernel of maps reads what the maps of a group do, and may run them as well."""
+        if h is g or not h.ops or any(o.name != "tensor.map" for o in h.ops) or h.shape != g.shape:
+            return False
+        if h.anchor in self.forward or h.anchor in self.updating or h.before >> g.number & 1:
+            return False
+        return bool(self._large_reads(g)) and self._large_reads(g) <= self._large_reads(h)
+
+    def _large_reads(self, g: KernelGroup) -> set[Value]:
+        """Large arrays of other kernels that all maps of a group which read them read at their own points."""
+        large: set[Value] = set()
+        elsewhere: set[Value] = set()
+        for op in g.ops:
+            for i, v in enumerate(op.operands):
+                if self.group_of(v) is g or v.tensor.nbytes <= CACHED_ARRAY_BYTES:
+                    continue
+                own = identity_read(op, i) and fills(op)[i] is None
+                (large if own else elsewhere).add(self.result.resolve(v))
+        return large - elsewhere
 
     def _absorb_initial(self, op: Op, host: KernelGroup) -> None:
         """Maps that make, of little data, what a scatter updates and nothing else reads: zeros, as a rule."""
@@ -342,15 +399,20 @@ class _Builder:
             if self._read_only_by(op, g) and not g.before >> host.number & 1:
                 self._merge(g, host)
 
-    def _merge(self, g: KernelGroup, host: KernelGroup) -> None:
-        host.ops = g.ops + host.ops
+    def _merge(self, g: KernelGroup, host: KernelGroup, *, behind: bool = False) -> None:
+        """Give a group's ops to another one, before its own or `behind` them: what waited for either waits.
+
+        Neither may wait for the other through a third group.
+        """
+        bits = 1 << g.number | 1 << host.number
+        waiting = [h for h in self.result.groups if h.before & bits and h is not host]
+        host.ops = host.ops + g.ops if behind else g.ops + host.ops
         for o in g.ops:
             for r in o.results:
                 self.result.source[r] = host
-        host.before = (host.before | g.before) & ~(1 << g.number)
-        for other in self.result.groups:
-            if other.before >> g.number & 1:
-                other.before = other.before & ~(1 << g.number) | g.before
+        host.before = (host.before | g.before) & ~bits
+        for h in waiting:
+            h.before = h.before & ~bits | 1 << host.number | host.before
         g.ops = []
 
     def _join_small_maps(self) -> None:
@@ -359,29 +421,48 @@ class _Builder:
         As those of the gates of a cell: each reads its part of one product, and a later one what they give.
         Where one needs no more groups than the other and perhaps that one itself, no chain becomes longer.
         """
-        small = [g for g in self.result.groups if g.ops and self._is_small_map(g)]
+        groups = [g for g in self.result.groups if g.ops and self._is_small_map(g)]
+        small = {g.number for g in groups}
         latest: dict[object, KernelGroup] = {}
-        for g in sorted(small, key=lambda g: (g.before.bit_count(), g.number)):
+        for g in sorted(groups, key=lambda g: (g.before.bit_count(), g.number)):
+            if self._is_gather(g):  # each has a table of its own, so that no value says which are near
+                if (other := latest.get(g.shape)) is not None and self._may_share(other, g, small):
+                    self._merge(other, g)
+                latest[g.shape] = g
+                continue
             read = [v for v in _arguments(g.ops) if self.group_of(v) is not g]
             near = {id(h): h for v in read if (h := self.group_of(v)) is not None}
             near |= {id(h): h for v in read if (h := latest.get(self.result.resolve(v))) is not None}
             for other in sorted(near.values(), key=lambda h: -h.number):
-                if other is not g and self._may_share(other, g):
-                    self._merge_maps(other, g)
+                if other is not g and self._may_share(other, g, small):
+                    self._merge(other, g)
             latest |= {self.result.resolve(v): g for v in read}
 
     def _is_small_map(self, g: KernelGroup) -> bool:
-        maps = all(op.name == "tensor.map" for op in g.ops) and g.anchor not in self.updating
-        return maps and prod(g.shape) <= SMALL_MAP and not any(r in self.result.views for r in _made(g))
+        maps = self._is_gather(g) or all(op.name == "tensor.map" for op in g.ops)
+        if not maps or g.anchor in self.updating or any(r in self.result.views for r in _made(g)):
+            return False
+        if not self._is_gather(g) and prod(g.shape) <= SMALL_MAP:
+            return True
+        # A point reads one element of every operand, however large that is.
+        moved = sum(itemsize(v.tensor.dtype) for v in _arguments(g.ops))
+        return moved * prod(g.shape) <= SMALL_MAP_BYTES
 
-    def _may_share(self, g: KernelGroup, host: KernelGroup) -> bool:
+    def _is_gather(self, g: KernelGroup) -> bool:
+        """Return whether a kernel gathers alone: rows of tables, as look-ups of embeddings."""
+        return all(op.name == "tensor.gather" for op in g.ops)
+
+    def _may_share(self, g: KernelGroup, host: KernelGroup, small: Set[int]) -> bool:
         """Return whether a group may be computed by another one, which may read what it makes."""
-        alike = g.ops and self._is_small_map(g) and g.shape == host.shape
+        alike = g.ops and g.number in small and g.shape == host.shape
         if not alike or (g.anchor in self.forward) != (host.anchor in self.forward):
             return False
         if host.before & ~(g.before | 1 << g.number) or g.before >> host.number & 1:
             return False
-        if len(_arguments([*g.ops, *host.ops])) > MAX_MAP_ARGUMENTS:
+        if self._is_gather(g) != self._is_gather(host):
+            return False
+        limit = MAX_ARGUMENTS if self._is_gather(g) else MAX_MAP_ARGUMENTS
+        if len(_arguments([*g.ops, *host.ops])) > limit:
             return False
         made = _made(g)
         return all(
@@ -390,14 +471,6 @@ class _Builder:
             for i, v in enumerate(op.operands)
             if self.group_of(v) is g
         )
-
-    def _merge_maps(self, g: KernelGroup, host: KernelGroup) -> None:
-        """Give a group's ops to another one, on which all that waited for the group wait then."""
-        gone, kept = 1 << g.number, 1 << host.number
-        waiting = [h for h in self.result.groups if h.before & (gone | kept) and h is not host]
-        self._merge(g, host)
-        for h in waiting:
-            h.before |= kept | host.before
 
     def _join_epilogues(self) -> None:
         """Kernels of maps end the kernels that make, point by point, what they read: the latest that can."""
@@ -409,7 +482,7 @@ class _Builder:
                 if self._ends(g, makers[number]):
                     if self.recomputed and makers[number].anchor.name == "tensor.contract":
                         self._split_copies(g, makers[number])
-                    self._append(g, makers[number])
+                    self._merge(g, makers[number], behind=True)
                     break
 
     def _split_copies(self, g: KernelGroup, host: KernelGroup) -> None:
@@ -463,23 +536,11 @@ class _Builder:
                     others |= h.before | (1 << h.number)
         return not others >> host.number & 1
 
-    def _append(self, g: KernelGroup, host: KernelGroup) -> None:
-        """Run the ops of a group behind those of another, which it reads."""
-        bits = 1 << g.number | 1 << host.number
-        host.ops = host.ops + g.ops
-        for o in g.ops:
-            for r in o.results:
-                self.result.source[r] = host
-        host.before = (host.before | g.before) & ~bits
-        for other in self.result.groups:
-            if other.before & bits:
-                other.before = other.before & ~bits | 1 << host.number | host.before
-        g.ops = []
-
     def finish(self) -> Partition:
         training = self.fuse and self.training
         if training:
             self._join_epilogues()
+            self._place_copies()
         self._join_small_updates()
         if training:
             self._join_small_maps()

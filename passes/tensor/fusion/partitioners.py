@@ -13,23 +13,25 @@ from tilewright.passes.tensor.fusion.costs import KernelCosts, anchor_of
 from tilewright.passes.tensor.fusion.covers import Cover, algorithm1, cheapest_partition
 from tilewright.passes.tensor.fusion.kernel_groups import KernelGroup, Partition, in_order, partition
 from tilewright.passes.tensor.fusion.legality import candidates
+from tilewright.passes.tensor.fusion.maximal import maximal_sets, sums_first
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 
 #: names of what can choose
-PARTITIONERS = ("rules", "exact", "algorithm1", "none")
+PARTITIONERS = ("rules", "exact", "algorithm1", "maximal", "none")
 
 
 @dataclass(frozen=True)
 class Priced:
     """The sets of ops of a graph that can be one kernel, with their seconds.
 
-    complete: whether these are all such sets. by_rules: the sets of the partition by rules.
+    complete: whether these are all such sets. by_rules, maximal: the sets of these partitions.
     """
 
     graph: OpGraph
     seconds: Mapping[int, float]
     complete: bool
     by_rules: tuple[int, ...]
+    maximal: tuple[int, ...]
 
 
 def partition_by(func: Func, name: str, ctx: PassContext, *, prologues: bool = True) -> Partition:
@@ -41,6 +43,12 @@ def partition_by(func: Func, name: str, ctx: PassContext, *, prologues: bool = T
         raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
     if name in ("rules", "none"):
         return partition(func, fuse=name == "rules", prologues=prologues)
+    if name == "maximal":
+        graph = OpGraph(func)
+        part = as_partition(graph, maximal_sets(graph))
+        for g in part.groups:
+            g.ops = sums_first(g.ops)
+        return part
     priced = price(func, ctx)
     return as_partition(priced.graph, choose(priced, name).sets)
 
@@ -53,23 +61,23 @@ def price(func: Func, ctx: PassContext) -> Priced:
     hardware = ctx.hardware or load_hardware(ctx.target)
     costs = KernelCosts(graph, hardware, ctx)
     possible = candidates(graph)
-    by_rules = sets_of(graph, partition(func))
-    seconds = {s: costs.seconds(s) for s in dict.fromkeys((*possible.sets, *by_rules))}
+    by_rules, maximal = sets_of(graph, partition(func)), maximal_sets(graph)
+    seconds = {s: costs.seconds(s) for s in dict.fromkeys((*possible.sets, *by_rules, *maximal))}
     finite = {s: t for s, t in seconds.items() if t < inf}
-    return Priced(graph, finite, possible.complete, by_rules)
+    return Priced(graph, finite, possible.complete, by_rules, maximal)
 
 
 def choose(priced: Priced, name: str) -> Cover:
-    """The partition by name among priced sets: `rules`, `exact`, `algorithm1` or `none`.
+    """The partition by name among priced sets, one of `PARTITIONERS`; inf where a set has no price.
 
     `exact` is the cheapest one, and says so in `Cover.exact`; where there are too many sets or states to
     know, it is no worse than `rules` and `algorithm1`.
     """
     graph, seconds = priced.graph, priced.seconds
     singles = tuple(1 << i for i in range(len(graph.ops)))
-    if name in ("rules", "none"):
-        sets = priced.by_rules if name == "rules" else singles
-        return Cover(sets, sum(seconds[s] for s in sets), False)
+    named = {"rules": priced.by_rules, "maximal": priced.maximal, "none": singles}
+    if name in named:
+        return Cover(named[name], sum(seconds.get(s, inf) for s in named[name]), False)
     if name == "algorithm1":
         return algorithm1(graph, seconds)
     best = cheapest_partition(graph, seconds)

@@ -51,9 +51,10 @@ def copied_orders(func: Func, taken: Collection[Value]) -> dict[Value, Order]:
 
     Heads of attention are an example: its result [b, head, row, n] is read as [b, row, head * n]. Rows of the
     innermost dimension stay whole, with at least `LEAST_RUN_BYTES` of memory each, so writing them takes as
-    long in either order. Values between the product and its copies (casts, say) follow; `taken` values
-    keep their order. Products of float32 stay: what multiplies their results copies by threads, which reads
-    either order as fast, and kernels on lanes that hold a whole chain want its dimensions in one order.
+    long in either order; so does reading them for sums of whole rows. Values between the product and its
+    copies (casts, say) follow; `taken` values keep their order. Products of float32 stay: what multiplies
+    their results copies by threads, which reads either order as fast, and kernels on lanes that hold a whole
+    chain want its dimensions in one order.
     """
     fixed = {*func.params, *func.body.ops[-1].operands, *taken}
     producers = {r: op for op in func.body.ops for r in op.results}
@@ -66,10 +67,11 @@ def copied_orders(func: Func, taken: Collection[Value]) -> dict[Value, Order]:
         shape = v.tensor.shape
         if v in fixed or len(shape) < 3 or shape[-1] * itemsize(v.tensor.dtype) < LEAST_RUN_BYTES:
             continue
-        if not all(is_copy(reader) and reader.result.tensor.size == v.tensor.size for reader in readers):
+        copies = [op for op in readers if is_copy(op) and op.result.tensor.size == v.tensor.size]
+        if not copies or not all(op in copies or _sums_rows(op, v) for op in readers):
             continue
         chain = _same_places(v, producers, users)
-        order = _order_of(readers, len(shape))
+        order = _order_of(copies, len(shape))
         if order is not None and chain and not fixed & chain and _moves(order, shape):
             orders.update(dict.fromkeys(chain, order))
     return orders
@@ -89,6 +91,18 @@ def _same_places(
         return frozenset()
     narrow = all(itemsize(factor.tensor.dtype) == 2 for factor in op.operands)
     return frozenset(chain) if narrow else frozenset()
+
+
+def _sums_rows(op: Op, v: Value) -> bool:
+    """Whether an op reads a value for sums along all of its innermost dimension, a row at a time."""
+    if op.name != "tensor.reduce":
+        return False
+    summed = dims(op, "red")
+    return all(
+        list(summed) == [str(at[-1])] and all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
+        for operand, at in zip(op.operands, reads(op), strict=True)
+        if operand is v
+    )
 
 
 def _order_of(copies: Sequence[Op], rank: int) -> Order | None:

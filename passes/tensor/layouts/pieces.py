@@ -51,7 +51,7 @@ class Piece:
         return tuple(dict.fromkeys(v for op in self.ops for v in op.operands if v not in made))
 
 
-def pieces_of(func: Func, constants: Constants, ctx: PassContext) -> list[Piece]:
+def pieces_of(func: Func, constants: Constants, ctx: PassContext, partitioner: str = "rules") -> list[Piece]:
     """The pieces of a flat tensor function in its present orders, in program order.
 
     The passes from here to the chains of kernels run on a copy whose ops carry their number as origin; what
@@ -61,7 +61,8 @@ def pieces_of(func: Func, constants: Constants, ctx: PassContext) -> list[Piece]
     marked = func.with_body(
         Block(func.params, (*(replace(op, loc=f"{_MARK}{i}") for i, op in enumerate(ops)), func.body.ops[-1]))
     )
-    kernels = ctx.estimator.grouped(Module("pieces", (marked,), constants=constants), ctx)
+    module = Module("pieces", (marked,), constants=constants)
+    kernels = ctx.estimator.grouped(module, ctx, partitioner=partitioner)
     sets = [{_number(op) for op in f.body.ops[:-1]} - {None} for f in kernels.funcs if f.name != "main"]
     groups = [frozenset(n for n in s if n is not None) for s in sets if s]
     known = {n for group in groups for n in group}
@@ -127,6 +128,7 @@ class PieceCosts:
 
     hardware: Hardware
     ctx: PassContext
+    partitioner: str = "rules"
 
     def seconds(self, piece: Piece, orders: Mapping[Value, Order]) -> float:
         """Seconds of the kernels that the piece becomes, and what their families' estimates do not see of
@@ -140,7 +142,13 @@ class PieceCosts:
         """
         chains = piece.is_chain and all(_keeps_innermost(v, order) for v, order in orders.items())
         program = _program(piece, {} if chains else {**inner_orders(piece, orders), **orders})
-        question = ("orders of a piece", self.hardware, self.ctx.target, kernel_text(program))
+        question = (
+            "orders of a piece",
+            self.hardware,
+            self.ctx.target,
+            self.partitioner,
+            kernel_text(program),
+        )
         return self.ctx.estimator.remembered(question, lambda: self._evaluated(program, chains))
 
     def _evaluated(self, program: Func, chains: bool) -> float:
@@ -150,7 +158,10 @@ class PieceCosts:
         ctx = replace(ctx, reproducer_folder=None)
         try:
             module = ctx.estimator.laid_out(
-                Module("piece", (program,), constants=Constants({})), ctx, chains=chains
+                Module("piece", (program,), constants=Constants({})),
+                ctx,
+                chains=chains,
+                partitioner=self.partitioner,
             )
         except (InputError, UnsupportedError):
             return inf
@@ -159,13 +170,19 @@ class PieceCosts:
 
 
 def program_s(
-    func: Func, constants: Constants, orders: Mapping[Value, Order], hardware: Hardware, ctx: PassContext
+    func: Func,
+    constants: Constants,
+    orders: Mapping[Value, Order],
+    hardware: Hardware,
+    ctx: PassContext,
+    partitioner: str = "rules",
 ) -> float:
     """Seconds of all kernels of a flat program in these orders, cut and chosen within the whole program."""
     quiet = replace(ctx, hardware=hardware, instruments=(), verify_each=False, reproducer_folder=None)
-    flat = quiet.estimator.inlined(Module("program", (rewritten(func, orders),), constants=constants), quiet)
+    program = Module("program", (rewritten(func, orders),), constants=constants)
+    flat = quiet.estimator.inlined(program, quiet, partitioner=partitioner)
     try:
-        module = quiet.estimator.laid_out(flat, quiet, chains=True)
+        module = quiet.estimator.laid_out(flat, quiet, chains=True, partitioner=partitioner)
     except (InputError, UnsupportedError):
         return inf
     return sum(estimate_of(f) + scattered_s(f, hardware) for f in module.funcs if f.name != "main")

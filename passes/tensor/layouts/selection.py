@@ -86,17 +86,20 @@ def order_problem(
     *,
     every: bool = False,
     boundary: bool = False,
+    partitioner: str = "rules",
 ) -> OrderProblem:
     """The problem of a flat tensor function: kernels as far as they are known, priced by their estimates.
 
     every, boundary: as of `usable_orders`; a program whose boundary moves is priced, never rewritten.
+    partitioner: what chooses which ops share a kernel.
     """
-    flat = ctx.estimator.inlined(Module("flat", (func,), constants=constants), ctx).main
+    module = Module("flat", (func,), constants=constants)
+    flat = ctx.estimator.inlined(module, ctx, partitioner=partitioner).main
     known = {*func.params, *(r for op in func.body.ops for r in op.results)}
     compared = usable_orders(flat, every=every, boundary=boundary)
     usable = {v: orders for v, orders in compared.items() if v in known}
-    pieces = pieces_of(flat, constants, ctx)
-    costs = PieceCosts(hardware, ctx)
+    pieces = pieces_of(flat, constants, ctx, partitioner)
+    costs = PieceCosts(hardware, ctx, partitioner)
     shared = {v for piece in pieces for v in (*piece.inputs, *piece.results)}
     values = {f"v{i}": v for i, v in enumerate(v for v, o in usable.items() if v in shared and len(o) > 1)}
     orders = {name: usable[v] for name, v in values.items()}

@@ -84,8 +84,8 @@ def test_sums_that_are_touched_between_multiplications_serialise_them():
     codes, target = {"k": KernelCode("k", "k", "cuda", slow)}, resolve_target("cuda:sm_90a")
     with pytest.raises(WorkError, match=r"kernel 'k': its multiplications wait for one another: .C75"):
         compiled(codes, target)
-    with pytest.warns(RuntimeWarning, match="it is timed as it is"):
-        assert compiled(codes, target, timed=True)["k"].binary
+    with pytest.warns(RuntimeWarning, match="its time is measured"):
+        assert compiled(codes, target, timed={"k"})["k"].binary
 
 
 def test_spills_count_in_the_innermost_loop_that_multiplies_alone():

@@ -27,6 +27,8 @@ KERNELS = {
         {"blocks": 396, "resident": 3},
     ),
     "two blocks": (gemm("f16", 50176, 512, 256), (128, 128, 64, 4, 1, 3), {"blocks": 264, "resident": 2}),
+    "TF32 in rows": (gemm("f32", 4096, 4096, 4096), (128, 256, 32, 8, 1, 4), STAYS),
+    "TF32 in columns": (gemm("f32", 4096, 4096, 4096, "cm", "nc"), (128, 256, 32, 8, 1, 4), STAYS),
     "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
     "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
 }

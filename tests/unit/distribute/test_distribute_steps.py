@@ -181,7 +181,8 @@ def is_free(op):
 def test_optimizer_state_in_parts():
     """zero=1: a gradient is scattered to those who update it, but for rows of an embedding, all gathered."""
     step = prepared(text())
-    modules = [split_batch(devices=2, rank=r, zero=1, min_bytes=64)(step) for r in range(2)]
+    apart = {"devices": 2, "zero": 1, "min_bytes": 64, "join": "never"}
+    modules = [split_batch(**apart, rank=r)(step) for r in range(2)]
     held = divisions_of(modules[0])
     large = [n for n in step.parameters if n in held]
     assert {n.rpartition(".")[0] for n in held if n.endswith(".m")} == set(large)
@@ -189,6 +190,22 @@ def test_optimizer_state_in_parts():
     assert [modules[r].constants[f"{large[0]}.m"].shape for r in range(2)] == [
         p.tensor.shape for m in modules for p in m.main.params if p.hint == f"{large[0]}.m"
     ]
+
+
+def test_parts_of_state_share_messages():
+    """What is scattered and gathered goes together where that ends sooner, along whichever dimension."""
+    step = recurrent()
+    alone = check(step, split_batch, **IN_PARTS, join="never")
+    assert messages(alone[0]) == {"all_gather": 4, "reduce_scatter": 4, "all_reduce": 3}
+    together = check(step, split_batch, **IN_PARTS)
+    assert messages(together[0]) == {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+    # a link without calls and latencies gains nothing by copies
+    free = split_batch(**IN_PARTS, latency_us=0.0)(prepared(step))
+    assert messages(free)["reduce_scatter"] == 4
+    network = zoo.build("linear_classifier{batch=6,features=9,classes=1}")
+    columns = tw.train_step(network, "mse", tw.optim.adam(lr=0.01))
+    modules = check(columns, split_batch, 2, zero=1, min_bytes=4)
+    assert {d.axis for n, d in divisions_of(modules[0]).items() if n in step.state_names or "." in n} == {1}
 
 
 @pytest.mark.parametrize(("groups", "devices"), [(2, 2), (4, 2)])

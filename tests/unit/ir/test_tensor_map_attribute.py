@@ -45,6 +45,21 @@ def test_maps_keep_their_text():
     assert equal(parse(show(m)), m)
 
 
+def test_a_map_that_rounds_float32_to_tf32():
+    text = (
+        kernel('maps = [map<parameter: 0, dtype: "tf32", dims: [96, 256], strides: [1024], box: [64, 32]>], ')
+        .replace("%x: f16", "%x: f32")
+        .replace("at = [0, 0]) : f16", "at = [0, 0]) : f32")
+        .replace("%y: f16", "%y: f32")
+    )
+    m = parse(text)
+    verify(m)
+    (found,) = maps_of(m.funcs[0])
+    assert found.recipe == TensorMap("tfloat32", (96, 256), (1024,), (64, 32))
+    assert found.recipe.itemsize == 4
+    assert equal(parse(show(m)), m)
+
+
 @pytest.mark.parametrize(
     ("attributes", "clause"),
     [

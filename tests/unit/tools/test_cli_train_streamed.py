@@ -47,7 +47,7 @@ def test_a_cap_changes_no_numbers_and_a_folder_keeps_them(command, tmp_path, cap
     ("more", "text"),
     [
         (["--micro-batches", "3", "--memory-cap", "1MiB", "--target", "opencl"], "a batch that 3 divides"),
-        (["--micro-batches", "2"], "--micro-batches: expected --memory-cap or --mode pipeline"),
+        (["--micro-batches", "2"], "--micro-batches: expected --memory-cap or --devices or --mode"),
         (["--order", "pr"], "--order: expected --memory-cap"),
         (["--memory-cap", "1MiB", "--target", "reference"], "expected a target with kernels"),
         (["--memory-cap", "much", "--target", "opencl"], "much"),

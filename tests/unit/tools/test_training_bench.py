@@ -8,8 +8,10 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.tools.cli import main
+from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
 from tilewright.tools.training_bench.curves import Curves, without_dropout
 from tilewright.tools.training_bench.rows import ROWS, TrainingRow, rows_of, without_softmax
+from tilewright.tools.training_bench.torch_steps import TorchLoss
 
 FOLDER = Path(__file__).parents[2] / "data" / "relay"
 
@@ -48,6 +50,46 @@ def test_only_a_softmax_at_the_end_is_taken_off():
     assert without_softmax(other) is other
 
 
+@pytest.mark.parametrize(("name", "size"), [("inception_v3_224_b64", 224), ("densenet121_32_b32", 32)])
+def test_a_mean_over_the_whole_image_follows_other_sizes(name, size):
+    module = ROWS[name].module(FOLDER)
+    assert module.input_types[0].shape[2:] == (size, size)
+    names = [op.name for op in module.main.body.ops]
+    assert names.count("graph.global_avg_pool2d") == 1
+    assert "graph.avg_pool2d" in names  # windows of a part of the image stay
+    tw.verify(module)
+
+
+#: small forms of the rows that PyTorch has a second network for
+RECURRENT = {
+    "lstm_classifier": "layers=2,width=8,steps=3,classes=3,batch=2",
+    "deep_speech": "layers=2,width=8,channels=2,frequencies=9,frames=6,characters=5,batch=2",
+    "attention_rnn": "width=8,vocabulary=11,source=4,target=3,batch=2",
+}
+
+
+@pytest.mark.parametrize("name", CUDNN_NETWORKS)
+def test_networks_of_cudnn_layers_are_those_of_the_graph(name):
+    """The same loss and the same gradients, in float64, from the same parameters."""
+    torch = pytest.importorskip("torch")
+    row = TrainingRow("small", f"zoo:{name}{{{RECURRENT[name]}}}", "cross_entropy", "adam")
+    assert row.cudnn_network == name
+    module = row.module(FOLDER)
+    results = []
+    for cudnn in (False, True):
+        loss_of = TorchLoss(torch, row, module, None, "cpu", cudnn=cudnn)
+        loss = loss_of(*loss_of.on_device(*row.data(module, 0)))
+        loss.backward()
+        norms = sorted(float(p.grad.norm()) for p in loss_of.net.parameters() if p.grad is not None)
+        results.append((float(loss.detach()), norms))
+    (loss, norms), (other, other_norms) = results
+    assert other == pytest.approx(loss, rel=1e-12)
+    whole, other_whole = (np.sqrt(np.square(n).sum()) for n in (norms, other_norms))
+    if name != "lstm_classifier":  # there the graph has both biases in one
+        assert other_norms == pytest.approx(norms, rel=1e-9, abs=1e-12)
+    assert other_whole >= whole * (1 - 1e-12)
+
+
 def test_dropout_is_switched_off_for_curves():
     module = without_dropout(tw.frontends.zoo.build("bert"))
     assert {op["rate"] for op in module.main.body.ops if op.name == "graph.dropout"} == {0.0}
@@ -64,6 +106,6 @@ def test_curves_are_compared_after_smoothing():
 def test_unknown_rows_and_other_networks_are_refused(capsys):
     with pytest.raises(InputError, match=r"--train: unknown row 'resnet'; known: resnet50_b64, "):
         rows_of(["resnet"])
-    assert len(rows_of([])) == len(ROWS) == 14
+    assert len(rows_of([])) == len(ROWS) == 24
     assert main(["bench", "mlp", "--train", "dlrm_b256"]) == 2
     assert "--train: expected rows alone, which name their networks and batches" in capsys.readouterr().err

@@ -1,25 +1,26 @@
 """The messages of a divided step: sums that wait together go together, and all go when they best do.
 
 A sum that nothing reads before all of them are ready, as that of a gradient, may wait for others to share a
-message with. One that is read on the way goes at once, with those that are ready by then. What is scattered
-goes when it is ready. Parameters are gathered so long before they are read as that takes.
+message with, whether all members get it or each its part. One that is read on the way goes at once, with
+those that are ready by then. Parameters are gathered, several together where that pays, so long before they
+are read as that takes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from math import prod
 
 from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
-from tilewright.ir.builder import Builder
 from tilewright.ir.facts import Elements
 from tilewright.ir.graph_ops.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from tilewright.ir.nodes import Attr, Func, Op, Value
+from tilewright.ir.nodes import Func, Op, Value
 from tilewright.ir.opdef import facts_of
+from tilewright.passes.graph.distribute.sharding.joined_messages import joined_message, joins
 from tilewright.passes.rewriting.values import replace_in_op
 
 #: what ops do that are part of other kernels, or need none: they take no time of their own
@@ -60,9 +61,10 @@ class _Sum:
         return self.op.operands[0].tensor.nbytes
 
     @property
-    def kind(self) -> tuple[object, str]:
+    def kind(self) -> tuple[object, ...]:
         """Sums of one kind may share a message."""
-        return self.op["ranks"], self.op.operands[0].tensor.dtype
+        own = (self.op.name, self.op["ranks"], self.op.operands[0].tensor.dtype)
+        return own if joins(self.op) else (*own, self.number)
 
 
 def last_read_last(func: Func) -> Func:
@@ -83,7 +85,7 @@ def last_read_last(func: Func) -> Func:
             following.update(op.results)
             behind.append(op)
             continue
-        if op.name == ALL_REDUCE and op.result not in leading:
+        if op.name in (ALL_REDUCE, REDUCE_SCATTER) and op.result not in leading:
             following.add(op.result)
         before.append(op)
     return func.with_body(func.body.with_ops((*before, *behind, ops[-1])))
@@ -97,55 +99,63 @@ def scheduled(func: Func, rates: Rates, link: Link) -> Schedule:
     """
     sums = _sums(func)
     begins = _seconds(func, rates)
-    last = max((s.made for s in sums), default=-1)
-    waiting = [s for s in sums if s.needed > last]
-    groups: list[tuple[int, ...]] = _at_once([s for s in sums if s.needed <= last])
+    last: dict[str, int] = {}
+    for s in sums:
+        last[s.op.name] = max(s.made, last.get(s.op.name, -1))
+    waiting = [s for s in sums if s.needed > last[s.op.name]]
+    groups: list[tuple[int, ...]] = _at_once([s for s in sums if s.needed <= last[s.op.name]])
     messages_s, end_s = 0.0, 0.0
     for kind in dict.fromkeys(s.kind for s in waiting):
-        chosen, taken, end = _messages([s for s in waiting if s.kind == kind], begins, rates, link)
-        groups += chosen
+        own = sorted((s for s in waiting if s.kind == kind), key=lambda s: (s.ready, s.number))
+        sizes, ready_s = [s.nbytes for s in own], [begins[s.ready + 1] for s in own]
+        chosen, taken, end = _messages(sizes, ready_s, _ring(own[0].op, link), rates)
+        groups += [tuple(sorted(own[i].number for i in group)) for group in chosen]
         messages_s, end_s = messages_s + taken, max(end_s, end)
     backward_s = begins[max((s.ready for s in sums), default=-1) + 1]
     exposed = max(0.0, end_s - backward_s) if waiting else 0.0
     return Schedule(tuple(sorted(groups)), messages_s, exposed)
 
 
-def _messages(
-    sums: Sequence[_Sum], begins: Sequence[float], rates: Rates, link: Link
-) -> tuple[list[tuple[int, ...]], float, float]:
-    """The groups of sums that may wait, the seconds of all their messages, and the end of the last one.
+def _ring(op: Op, link: Link) -> Callable[[int], float]:
+    """Seconds of a message such as `op`, by its bytes."""
+    return partial(link.ring_s, op.name.removeprefix("graph."), len(op.integers("ranks")))
 
-    Of the groups that let the last message end soonest, those with the most sums that still gain by it: a
+
+def _messages(
+    nbytes: Sequence[int], ready_s: Sequence[float], ring: Callable[[int], float], rates: Rates
+) -> tuple[list[range], float, float]:
+    """Groups of messages that follow one another, given their bytes and when each is ready, in this order;
+    the seconds of all of them, and the end of the last one.
+
+    Of the groups that let the last message end soonest, those with the most members that still gain by it: a
     message as late as the model allows would come too late where the model is wrong.
     """
-    ordered = sorted(sums, key=lambda s: (s.ready, s.number))
-    members = len(ordered[0].op.integers("ranks"))
-    sizes = [0, *accumulate(s.nbytes for s in ordered)]
-    alone = [0.0, *accumulate(link.ring_s("all_reduce", members, s.nbytes) for s in ordered)]
+    sizes = [0, *accumulate(nbytes)]
+    alone = [0.0, *accumulate(map(ring, nbytes))]
 
     def seconds(start: int, stop: int) -> float:
-        nbytes = sizes[stop] - sizes[start]
-        copied_s = 4 * nbytes / rates.bytes_per_s if stop - start > 1 else 0.0
-        return link.ring_s("all_reduce", members, nbytes) + copied_s
+        moved = sizes[stop] - sizes[start]
+        copied_s = 4 * moved / rates.bytes_per_s if stop - start > 1 else 0.0
+        return ring(moved) + copied_s
 
     def end(start: int, stop: int) -> float:
-        return max(ends[start], begins[ordered[stop - 1].ready + 1]) + seconds(start, stop)
+        return max(ends[start], ready_s[stop - 1]) + seconds(start, stop)
 
     def pays(start: int, stop: int) -> bool:
-        """Fewer messages take less time, and the calls are still a part of it without the first sum."""
+        """Fewer messages take less time, and the calls are still a part of it without the first one."""
         if seconds(start, stop) > alone[stop] - alone[start]:
             return False
         return start + 1 == stop or call_s >= _CALL_SHARE * seconds(start + 1, stop)
 
-    call_s = link.ring_s("all_reduce", members, 0)
-    ends = [0.0]  # of the first sums, by how many they are
-    for stop in range(1, len(ordered) + 1):
+    call_s = ring(0)
+    ends = [0.0]  # of the first messages, by how many they are
+    for stop in range(1, len(nbytes) + 1):
         ends.append(min(end(start, stop) for start in range(stop)))
-    groups, stop, latest_s, taken_s = [], len(ordered), ends[-1], 0.0
+    groups, stop, latest_s, taken_s = [], len(nbytes), ends[-1], 0.0
     while stop:
         timely = [s for s in range(stop) if end(s, stop) <= latest_s * (1 + 1e-12)]
         start = next((s for s in timely if pays(s, stop)), timely[-1])
-        groups.append(tuple(sorted(s.number for s in ordered[start:stop])))
+        groups.append(range(start, stop))
         taken_s += seconds(start, stop)
         latest_s, stop = latest_s - seconds(start, stop), start
     return groups, taken_s, ends[-1]
@@ -177,42 +187,91 @@ def with_messages(func: Func, groups: Groups) -> Func:
         if op is not None and op not in moved:
             ops.append(replace_in_op(op, new))
         for own in at.get(position, ()):
-            ops += _message(own, new)
+            ops += joined_message([s.op for s in own], new)
     return func.with_body(func.body.with_ops(tuple(ops)))
 
 
-def _message(sums: Sequence[_Sum], new: dict[Value, Value]) -> list[Op]:
-    """The ops of one message; `new` learns what stands for the sums."""
-    first = replace_in_op(sums[0].op, new)
-    if len(sums) == 1:
-        return [first]
-    b = Builder(first.loc)
-    flat = []
-    for s in sums:
-        (x,) = replace_in_op(s.op, new).operands
-        flat.append(b.value("graph.reshape", x, newshape=(x.tensor.size,)))
-    joined = b.value("graph.concatenate", *flat, axis=0)
-    attrs: Mapping[str, Attr] = dict(first.attrs)
-    (total,) = b.emit(first.name, [joined], attrs)
-    begin = 0
-    for s in sums:
-        shape = s.op.result.tensor.shape
-        part = b.value("graph.strided_slice", total, begin=(begin,), size=(prod(shape),), strides=(1,))
-        new[s.op.result] = b.value("graph.reshape", part, newshape=shape)
-        begin += prod(shape)
-    return b.ops
+def gather_groups(func: Func, rates: Rates, link: Link) -> Groups:
+    """The gathers of parameters, by number in program order, that share a message.
+
+    The model looks back from the end: a message that brings what is read last goes last. Groups are those of
+    sums in this order, so that the first message need not begin sooner than it would by itself.
+    """
+    begins = _seconds(func, rates)
+    read = _first_reads(func)
+    gathers = _gathers(func)
+    out: list[tuple[int, ...]] = []
+    kinds = {n: (op["ranks"], op.result.tensor.dtype) for n, op in enumerate(gathers) if joins(op)}
+    for kind in dict.fromkeys(kinds.values()):
+        own = sorted((n for n in kinds if kinds[n] == kind), key=lambda n: -read.get(gathers[n].result, 0))
+        sizes = [gathers[n].result.tensor.nbytes for n in own]
+        ready_s = [begins[-1] - begins[read.get(gathers[n].result, len(begins) - 1)] for n in own]
+        chosen, _, _ = _messages(sizes, ready_s, _ring(gathers[own[0]], link), rates)
+        out += [tuple(sorted(own[i] for i in group)) for group in chosen]
+    return tuple(sorted(group for group in out if len(group) > 1))
+
+
+def with_gathers(func: Func, groups: Groups) -> Func:
+    """The program with the gathers of each group in one message, where the first of them was."""
+    gathers, made = _gathers(func), {r: op for op in func.body.ops for r in op.results}
+    own = {gathers[group[0]]: [gathers[n] for n in group] for group in groups}
+    moved = {gathers[n] for group in groups for n in group}
+    new: dict[Value, Value] = {}
+    ops: list[Op] = []
+    done: set[Op] = set()
+
+    def bring(values: Sequence[Value]) -> None:
+        """Have what makes these values in front: parameters, and what is made of them alone."""
+        for op in (made[v] for v in values if v in made):
+            if op not in done:
+                bring(op.operands)
+                done.add(op)
+                ops.append(op)
+
+    for op in func.body.ops:
+        if op in own:
+            bring([v for g in own[op] for v in g.operands])
+            ops += joined_message(own[op], new)
+        elif op not in moved and op not in done:
+            done.add(op)
+            ops.append(replace_in_op(op, new))
+    return func.with_body(func.body.with_ops(tuple(ops)))
+
+
+def _gathers(func: Func) -> list[Op]:
+    """The messages that gather parameters, or what is made of them alone."""
+    held = _held(func)
+    return [op for op in func.body.ops if op.name == ALL_GATHER and op.operands[0] in held]
+
+
+def _held(func: Func) -> set[Value]:
+    """Parameters, and what is made of them and constants alone without time of its own."""
+    held = set(func.params)
+    for op in func.body.ops:
+        free = op.name == "graph.constant" or (op.operands and facts_of(op.name).elements in _FREE)
+        if free and held.issuperset(op.operands):
+            held.update(op.results)
+    return held
+
+
+def _first_reads(func: Func) -> dict[Value, int]:
+    """By value, the position of the first op that reads it."""
+    read: dict[Value, int] = {}
+    for i, op in enumerate(func.body.ops):
+        for v in op.operands:
+            read.setdefault(v, i)
+    return read
 
 
 def _sums(func: Func) -> list[_Sum]:
     """The sums over ranks of a program, in its order."""
     ops = func.body.ops
     made = {r: i for i, op in enumerate(ops) for r in op.results}
-    read: dict[Value, int] = {}
-    for i, op in enumerate(ops):
-        for v in op.operands:
-            read.setdefault(v, i)
+    read = _first_reads(func)
     there = _there(func)
-    found = [op for op in ops if op.name == ALL_REDUCE and op["reduction"] == "sum"]
+    found = [
+        op for op in ops if op.name == REDUCE_SCATTER or (op.name == ALL_REDUCE and op["reduction"] == "sum")
+    ]
     return [
         _Sum(
             n,
@@ -293,14 +352,7 @@ def _places(func: Func, rates: Rates, link: Link) -> dict[Op, int]:
     ops = func.body.ops
     begins = _seconds(func, rates)
     there = _there(func)
-    read: dict[Value, int] = {}
-    for i, op in enumerate(ops):
-        for v in op.operands:
-            read.setdefault(v, i)
-    held = set(func.params)  # parameters, and maps of them alone
-    for op in ops:
-        if op.operands and facts_of(op.name).elements is Elements.MAPS and held.issuperset(op.operands):
-            held.update(op.results)
+    read, held = _first_reads(func), _held(func)
     out: dict[Op, int] = {}
     latest_s = begins[-1]
     for position, op in reversed(list(enumerate(ops))):

@@ -9,17 +9,25 @@ from tilewright.costmodel.links import Link
 from tilewright.costmodel.op_work import Rates
 from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.modules.divisions import Division, divisions_of, with_divisions
-from tilewright.ir.nodes import Module, Op, walk
+from tilewright.ir.nodes import Func, Module, Op, walk
 from tilewright.passes.graph.distribute.sharding.messages import (
+    gather_groups,
     in_order,
     last_read_last,
     message_order,
     scheduled,
+    with_gathers,
     with_messages,
 )
 from tilewright.passes.graph.distribute.sharding.program import LabelCut, ShardedProgram, UnitHint
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.graph.distribute.sharding.step_program import Holding, StepProgram
+from tilewright.passes.graph.distribute.sharding.step_runs import (
+    RunInputs,
+    joined_divisions,
+    joined_runs,
+    with_joined_inputs,
+)
 
 #: the module attribute with the seconds, by the model, of sums that may wait, and of those that nothing hides
 MESSAGE_SECONDS = "message_seconds"
@@ -49,14 +57,20 @@ def divided_step(
     adds_up: bool,
     weights: WeightDecisions | None = None,
     rates: Rates | None = None,
+    runs: int = 1,
 ) -> Module:
     """The module of one rank of a step.
 
     inputs: cuts of inputs; one that an op needs whole stays whole, and is cut on the device. stored: cuts of
     state that save memory, not work. weights: decides how weights are cut; what is kept beside one is cut
     like it. Other state is held in the pieces that its new value comes in. rates: by which sums over ranks
-    share messages; None leaves each alone.
+    share messages; None leaves each alone. runs: of the step, which one run of the rank's module does on
+    inputs that are joined along dimension 0.
     """
+    run_inputs: RunInputs = {}
+    if runs > 1:
+        module, run_inputs = joined_runs(module, runs)
+        inputs = {n: s for name, s in inputs.items() for n in run_inputs[name]}
     state = set(module.state_names)
     given = {n: Shard(d.axis, d.outer, d.parts) for n, d in divisions_of(module).items() if n in state}
     stored = {**stored, **given} if adds_up else stored
@@ -84,6 +98,7 @@ def divided_step(
             held = {}
             continue
         gathered = trial.gathered_params & inputs.keys() - whole
+        gathered |= {n for own in run_inputs.values() if gathered & {*own} for n in own}
         made = {n: s for n, s in trial.becoming.items() if s is not None and n not in stored}
         decided = {} if weights is None else weights.held
         made |= {n: decided[w] for n, w in beside.items() if w in decided}
@@ -96,20 +111,32 @@ def divided_step(
     final = program(pool)
     main = final.main()
     if rates is not None:
-        # Ranks decide alike, though their parts may differ: by the first one's.
-        own = last_read_last(main)
-        first = own if rank == 0 else last_read_last(program(ConstantPool(module.constants), 0).main())
-        link = Link(rates.link_bytes_per_s, rates.link_latency_s)
-        schedule = scheduled(first, rates, link)
-        order = message_order(with_messages(first, schedule.groups), rates, link)
-        main = in_order(with_messages(own, schedule.groups), order, rates, link)
-        module = module.with_attrs(**{MESSAGE_SECONDS: _rounded(schedule.messages_s, schedule.exposed_s)})
+        first = main if rank == 0 else program(ConstantPool(module.constants), 0).main()
+        main, seconds = _with_shared_messages(main, first, rates)
+        module = module.with_attrs(**{MESSAGE_SECONDS: seconds})
     divisions = [
         Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
         for p in module.main.params
         if (s := final.holding.cuts.get(p.hint)) is not None
     ]
+    if run_inputs:
+        main, divisions = with_joined_inputs(main, run_inputs), joined_divisions(divisions, run_inputs)
     return _of_rank(module.with_funcs((main,)), pool, divisions, state, rank)
+
+
+def _with_shared_messages(main: Func, first: Func, rates: Rates) -> tuple[Func, tuple[float, ...]]:
+    """The function of a rank with its messages as the model has them, and seconds of those that may wait.
+
+    first: the function of the first rank, by which all ranks decide alike though their parts may differ.
+    """
+    link = Link(rates.link_bytes_per_s, rates.link_latency_s)
+    own, first = last_read_last(main), last_read_last(first)
+    gathers = gather_groups(first, rates, link)
+    own, first = with_gathers(own, gathers), with_gathers(first, gathers)
+    schedule = scheduled(first, rates, link)
+    order = message_order(with_messages(first, schedule.groups), rates, link)
+    own = in_order(with_messages(own, schedule.groups), order, rates, link)
+    return own, _rounded(schedule.messages_s, schedule.exposed_s)
 
 
 def _rounded(*seconds: float) -> tuple[float, ...]:

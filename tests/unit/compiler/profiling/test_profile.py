@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -202,6 +204,16 @@ def test_a_loaded_executable_can_be_profiled(emulated, tmp_path):
     with tw.load(tmp_path / "net.tw", target="emulator") as exe:
         profile = exe.profile(X, repeats=1)
     assert [x.kernel for x in profile.launches] == [x.kernel for x in emulated.plan.launches]
+
+
+@pytest.mark.emulator
+def test_a_process_that_compiles_nothing_reads_the_kernels_of_a_file(emulated, tmp_path):
+    emulated.save(tmp_path / "net.tw")
+    loaded = "tilewright.load(sys.argv[1], target='emulator')"
+    code = f"import sys, tilewright; print(len({loaded}.artifact.kernels().funcs))"
+    command = [sys.executable, "-c", code, str(tmp_path / "net.tw")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert int(printed) == len(emulated.artifact.kernels().funcs)
 
 
 @pytest.mark.emulator

@@ -211,6 +211,9 @@ def test_the_model_of_slots_and_storage():
     assert total([one] * 3, 2).total_s == pytest.approx(2 + 3 * 2 + 0.5)
     # one slot: nothing hides
     assert total([VisitCosts(1.0, 1.0, 2.0)] * 2, 1).total_s == pytest.approx(8.5)
+    # copies to a device and back stand between reading, computing and writing
+    copied = total([VisitCosts(1.0, 1.0, 2.0, 0.25)] * 2, 1)
+    assert (copied.total_s, copied.copy_s, copied.compute_s) == pytest.approx((9.0, 0.5, 4.0))
     # a read that waits for what an earlier visit writes
     late = total([VisitCosts(1.0, 1.0, 1.0)] * 2, 2, leaving=(0,), after=((1, (0,)),))
     assert late.total_s == pytest.approx(1 + 1 + 1 + 1 + 1 + 1 + 0.5)

@@ -6,11 +6,13 @@ from streaming_samples import table_network
 
 import tilewright as tw
 from tilewright import streaming
+from tilewright.devices import targets
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Constants, WorkError
 from tilewright.runtime.storage.buffers import AlignedAllocator
 from tilewright.runtime.storage.reader import StepReader
 from tilewright.streaming.parts.line import Line
+from tilewright.streaming.parts.step_modules import steps_of
 from tilewright.streaming.step_planning import plan_steps
 from tilewright.streaming.step_plans import StepCompiler
 from tilewright.streaming.store_file import write_store
@@ -94,3 +96,22 @@ def test_results_that_are_inputs_alike_or_other_shapes_of_others():
             for outputs, inputs in zip(exe.run(batches, schedule), batches, strict=True):
                 for got, wanted in zip(outputs, tw.interpret(module, *inputs), strict=True):
                     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a:h200", "cuda:sm_90a"])
+def test_plans_and_data_are_for_the_same_device(target):
+    """The text of a resolved target names no device, so steps are compiled with the target itself."""
+    resolved = resolve_target(target)
+    compiler = StepCompiler(resolved, {})
+    steps, _ = plan_steps(Line.of(table_network()), 14_000, compiler)
+    assert {p.artifact.facts["hardware"] for p in steps.plans} == {resolved.hardware.name}
+    for number, step in enumerate(steps.steps):
+        assert compiler.constants(step, steps.plan(number)) is not None
+
+
+def test_a_gpu_that_is_present_gives_its_record_to_steps(monkeypatch):
+    monkeypatch.setattr(targets, "_gpu", lambda: targets._Gpu("sm_90a", "NVIDIA H200", "1", 132))
+    resolved = resolve_target("cuda")
+    plan = StepCompiler(resolved, {}).compile(steps_of(Line.of(table_network()), [(0, 1)])[0])
+    assert plan.artifact.facts["hardware"] == "H200" == resolved.hardware.name
+    assert targets.target_here(plan.plan.target).hardware.name == "H200"

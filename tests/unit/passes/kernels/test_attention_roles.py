@@ -14,16 +14,19 @@ from matrix_samples import CTX, THREAD
 import tilewright as tw
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
+from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, Module, parse, walk
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.position_masks import BandMask, band_mask
 from tilewright.passes.kernels.attention.bands import Band, Steps, banded_score
+from tilewright.passes.kernels.attention.choice import attention_points
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
+from tilewright.passes.kernels.attention.role_work import RoleWork
 from tilewright.passes.kernels.attention.roles import by_rows
 from tilewright.passes.kernels.attention.view import attention_view
-from tilewright.passes.kernels.decision import decision_of, with_parameters
+from tilewright.passes.kernels.decision import decision_of, with_decision, with_parameters
 
 pytestmark = pytest.mark.emulator
 ALWAYS = {"chain_kernels": "chain-kernels{attention=always}"}
@@ -132,6 +135,27 @@ def test_blocks_stay_only_where_they_can_count_items():
     module = training_attention(backward=False, queries=192, keys=192, causal=True)
     with pytest.raises(InputError, match="equally many tiles of keys"):
         emulated(with_roles(module, 64, 64, blocks=2), inputs_of(module))
+
+
+@pytest.mark.parametrize(
+    ("network", "stays"),
+    [
+        ({"heads": (384,), "queries": 128, "keys": 128, "size": 64, "dropout": True}, True),
+        ({"heads": (8,), "queries": 512, "keys": 512, "size": 128, "stored": True}, False),
+    ],
+)
+def test_what_the_model_admits_with_least_to_spare_is_not_serialised(network, stays):
+    (kernel,) = filter(
+        is_attention, kernels_of(training_attention(backward=False, **network), **ALWAYS).funcs
+    )
+    points = attention_points(kernel, load_hardware("H200"))
+    roles = [p for p in points if isinstance(p.work, RoleWork) and bool(p.plan.blocks) == stays]
+    tight = min(roles, key=lambda p: (p.work.registers - p.work.least_registers, p.estimate_s))
+    assert tight.work.registers - tight.work.least_registers < 8
+    lowered = thread_form(Module("m", (kernel,)), with_decision(kernel, parameters=tight.plan))
+    binary = compile_cuda(emit_cuda(lowered).source, arch="sm_90a")
+    assert not binary.serialised
+    assert all(r.spill_bytes == 0 for r in binary.kernels.values())
 
 
 @pytest.mark.skipif(sass.nvdisasm() is None, reason="needs nvdisasm")

@@ -20,6 +20,7 @@ from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError
 from tilewright.ir.nodes import walk
+from tilewright.ir.thread.tensor_maps import maps_of
 from tilewright.passes.kernels.decision import decision_of, with_parameters
 from tilewright.passes.kernels.pair_sums.choice import pair_points
 from tilewright.passes.kernels.pair_sums.parameters import pair_parameters
@@ -135,6 +136,17 @@ def test_gradients_by_roles(how, plan, more):
     module = training_attention(**how)
     kernels = by_roles(kernels_of(module, **BACKWARD), *plan, **more)
     assert max(errors(module, kernels)[2:]) < (8e-3 if how.get("dtype") == "bf16" else 2e-3)
+
+
+def test_roles_bring_factors_from_inside_an_array():
+    """Queries, keys and values of one product lie side by side; each has a map that starts where it does."""
+    module = training_attention(heads=(1,), queries=64, keys=64, stacked=True)
+    kernels = by_roles(kernels_of(module, **BACKWARD), 64, 32, 2)
+    (whole,) = {f.params[0].tensor.shape for f in pair_kernels(kernels)}
+    assert whole[-1] == 48
+    starts = {m.offset for f in pair_kernels(kernels) for m in maps_of(thread_form(kernels, f))}
+    assert starts == {0, 32, 64}
+    assert max(errors(module, kernels)) < 2e-3
 
 
 def test_the_gradient_of_values_alone_by_roles():

@@ -128,4 +128,7 @@ def test_products_are_given_parameters_that_are_nearly_the_fastest(shape):
     (choice,) = likely_matrix(matrix_problem(kernel, view_of(kernel)), load_hardware("H200"), 1)  # type: ignore[arg-type]
     p, times = choice.parameters, PRODUCTS[shape]
     kind = (p.block.m, p.block.n, p.warps.m, p.teams) if p.copiers else 0
+    if p.resident > 1 or p.parts > 1:  # not timed for these shapes: it must promise clearly more
+        assert choice.estimate_s * 1e6 < 0.9 * min(times.values())
+        return
     assert times[kind] <= 1.1 * min(times.values()), kind

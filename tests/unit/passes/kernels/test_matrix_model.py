@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from decision_samples import template, with_template
-from matrix_samples import contraction, matrix_parameters, product, view_of
+from matrix_samples import contraction, gemm, matrix_parameters, product, view_of
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
@@ -14,7 +14,7 @@ from tilewright.ir import Func, InputError, Module
 from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.contract.choice import contract_candidates
-from tilewright.passes.kernels.decision import estimate_of
+from tilewright.passes.kernels.decision import decision_of, estimate_of
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
 from tilewright.passes.kernels.matrix.choice import (
     SETS_GAIN,
@@ -52,6 +52,7 @@ def gemm_problem(m: int, n: int, k: int, size: int = 2, batch: int = 1) -> Matri
 PROBLEMS = {
     "square": gemm_problem(4096, 4096, 4096),
     "tf32": gemm_problem(2048, 2048, 2048, 4),
+    "tf32 in columns": replace(gemm_problem(2048, 2048, 2048, 4), boxes=True, first_rows=False),
     "split": replace(gemm_problem(2048, 2048, 2048, 4), split=True),
     "skinny": gemm_problem(128, 768, 768),
     "batch": gemm_problem(128, 128, 64, batch=96),
@@ -113,6 +114,28 @@ def test_warpgroups_are_taken_where_a_device_has_them():
     assert by_columns.estimate_s == pytest.approx(choose_matrix(problem, H100).estimate_s, rel=0.05)
     wide = choose_matrix(replace(PROBLEMS["tf32"], second_rows=False), H100)
     assert wide.parameters.engine == "mma"
+
+
+def test_tf32_by_roles():
+    """Rows as they lie, a first factor in columns from registers, never two: as fast, and faster than mma."""
+    rows = replace(PROBLEMS["tf32"], boxes=True)
+    by_rows, columns = (choose_matrix(p, H100) for p in (rows, PROBLEMS["tf32 in columns"]))
+    assert min(by_rows.parameters.copiers, columns.parameters.copiers) > 0
+    assert by_rows.estimate_s <= columns.estimate_s < 1.1 * by_rows.estimate_s
+    both = choose_matrix(replace(PROBLEMS["tf32 in columns"], second_rows=False), H100)
+    assert both.parameters.copiers == 0
+    assert columns.estimate_s < 0.75 * both.estimate_s
+
+
+@pytest.mark.parametrize(
+    ("second", "weights", "exchanged"), [("nc", (), False), ("cn", (), True), ("cn", (1,), False)]
+)
+def test_products_are_taken_the_other_way_around(second, weights, exchanged):
+    """Where the second factor lies in columns, unless it is packed to rows as a constant."""
+    func = gemm("f32", 2048, 2048, 2048, "mc", second).with_attrs(weights=weights)
+    plan = decision_of(chosen_for(func, "cuda:sm_90a")).parameters
+    assert plan.copiers > 0
+    assert plan.exchanged is exchanged
 
 
 def test_split_factors_cost_six_products():

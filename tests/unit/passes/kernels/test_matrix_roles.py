@@ -23,9 +23,13 @@ from matrix_samples import (
 
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.ir import Func, InputError, Module, walk
+from tilewright.compilation.kernel_builds import emit_kernels
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import Func, InputError, Module, WorkError, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
+from tilewright.passes.kernels.matrix.problem import matrix_problem
+from tilewright.passes.kernels.matrix.space import matrix_space_of, shared_bytes
 from tilewright.runtime.errors import DeviceError
 
 pytestmark = pytest.mark.emulator
@@ -82,6 +86,34 @@ def test_products(dtype, size, tiles, more):
     assert_close(emulated(kernel, [a, b], *tiles, **more), want, dtype)
 
 
+def rounded(factor: np.ndarray) -> np.ndarray:
+    """A factor as the copy engine rounds it to TF32: ties to even; in float64."""
+    bits = np.ascontiguousarray(factor).view(np.uint32)
+    nearest = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    return (nearest & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("orders", "size", "tiles", "more"),
+    [
+        (("mc", "nc"), (70, 40, 200), (64, 32, 32, 4, 1, 3), {"blocks": 3}),
+        (("cm", "nc"), (136, 72, 136), (128, 32, 32, 8, 1, 4), {"blocks": 2}),  # two warpgroups
+        (("cm", "nc"), (136, 72, 136), (128, 32, 32, 4, 1, 4), {"blocks": 1, "teams": 2}),
+        (("mc", "cn"), (72, 136, 72), (128, 32, 32, 4, 1, 3), {"blocks": 2, "exchanged": True}),
+        (("cm", "nc"), (64, 40, 24), (64, 32, 32, 4, 1, 2), {"stores": "engine"}),  # a single chunk
+    ],
+)
+def test_factors_that_the_engine_rounds_to_tf32(orders, size, tiles, more):
+    """Products of what the engine rounded, which tensor cores add up as float32."""
+    kernel = gemm("f32", *size, *orders)
+    a, b = inputs_of(kernel)
+    first, second = (a.T if orders[0] == "cm" else a), (b.T if orders[1] == "cn" else b)
+    got = emulated(kernel, [a, b], *tiles, transport="engine", **more)
+    want = rounded(first) @ rounded(second).T
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
+    assert_close(got, first.astype(np.float64) @ second.astype(np.float64).T, "f32")
+
+
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_any_order_of_threads(seed):
     kernel = gemm("f16", 70, 40, 200)
@@ -100,12 +132,30 @@ def test_any_order_of_threads(seed):
         ((3, (9, 8), 72, 16, 1, 2, "NHWC"), (64, 16, 64, 4, 1, 4), {"transport": "engine"}),
         ((2, (8, 9), 64, 16, 5, 1, "NHWC"), (128, 16, 64, 8, 1, 3), {"blocks": 1, "transport": "engine"}),
         ((2, (7, 7), 24, 40, 3, 1, "NHWC"), (64, 64, 16, 4, 1, 3), {"blocks": 1, "stores": "engine"}),
+        ((2, (7, 7), 40, 24, 3, 1, "NHWC"), (64, 32, 32, 4, 1, 3), {"transport": "engine", "dtype": "f32"}),
     ],
 )
 def test_convolutions_with_epilogues(shape, tiles, more):
-    kernel = convolution("f16", *shape)
+    dtype = more.get("dtype", "f16")
+    kernel = convolution(dtype, *shape)
     inputs = inputs_of(kernel)
-    assert_close(emulated(kernel, inputs, *tiles, **more), convolved(*inputs, *shape[4:]), "f16")
+    plan = {key: value for key, value in more.items() if key != "dtype"}
+    assert_close(emulated(kernel, inputs, *tiles, **plan), convolved(*inputs, *shape[4:]), dtype)
+
+
+def test_filters_in_columns_by_windows_in_rows():
+    """The gradient by an image: columns of turned filters, in registers, by windows."""
+    kernel = product(
+        "f32", ("2, 6, 7, 40", "3, 3, 40, 24"), "n: 2, y: 6, x: 7, c: 24", "r: 3, s: 3, k: 40",
+        ("[n, y + r - 1, x + s - 1, k]", "[r, s, k, c]"), fill="[0.0, none]",
+    )  # fmt: skip
+    image, filters = (v.astype(np.float64) for v in inputs_of(kernel))
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    want = sum(padded[:, r : r + 6, s : s + 7] @ filters[r, s] for r in range(3) for s in range(3))
+    func = by_roles(kernel, 64, 64, 32, 4, 1, 3, blocks=1, transport="engine", exchanged=True)
+    assert "thread.copy_window" in [op.name for op in walk(func.body)]
+    (got,) = run(func, "emulator", inputs_of(kernel)).values()
+    assert_close(got.astype(np.float64), want, "f32")
 
 
 def test_batches_and_results_in_columns():
@@ -159,6 +209,30 @@ def test_the_engine_writes_results_whose_rows_it_can(columns, written):
     assert_close(got.astype(np.float64), a.astype(np.float64) @ b.astype(np.float64).T, "f16")
 
 
+@pytest.mark.parametrize("columns", [96, 144, 240])
+@pytest.mark.parametrize("par", ["m: 256, n: 720", "n: 720, m: 256"])
+def test_the_model_counts_what_a_block_by_roles_has_in_shared_memory(columns, par):
+    """Rows of results are as long as a multiple of the columns allows, in either order of the results."""
+    kernel = product("bf16", ("512, 256", "512, 720"), par, "c: 512", ("[c, m]", "[c, n]"))
+    func = by_roles(kernel, 128, columns, 64, 8, 1, 3, blocks=132, transport="engine")
+    plan = replace(matrix_parameters(128, columns, 64, 8, 1, 3, engine="wgmma"), copiers=4, blocks=132)
+    counted = shared_bytes(matrix_problem(kernel, view_of(kernel)), matrix_space_of(plan))[0]
+    assert 0.95 * counted < emit_cuda(func).shared_bytes_dynamic <= counted
+
+
+def test_blocks_with_more_shared_memory_than_there_is_are_refused():
+    """128 x 144 with five slots: 233,552 bytes where a block can have 232,448."""
+    func = by_roles(
+        gemm("bf16", 256, 288, 512, "cm", "cn"), 128, 144, 64, 8, 1, 5, blocks=132, transport="engine"
+    )
+    module = Module("m", (func,))
+    with pytest.raises(
+        WorkError, match=r"kernel 'k': expected at most 232448 bytes of shared memory for a block, got 233552"
+    ):
+        emit_kernels(module, resolve_target("cuda:sm_90a"))
+    assert emit_kernels(module, resolve_target("emulator"))["k"].shared_bytes_dynamic == 233552
+
+
 def test_computed_factors_are_stored_to_slots():
     kernel = product(
         "f16", ("24, 64", "40, 64"), "m: 24, n: 40", "c: 64", ("[m, c]", "[n, c]"),
@@ -197,6 +271,19 @@ def test_large_tiles_stay_in_registers(tiles, more):
 def test_impossible_roles_are_refused(more, message):
     with pytest.raises(InputError, match=message):
         by_roles(gemm("f16", 64, 64, 64), 64, 32, 64, 4, 1, 3, **more)
+
+
+@pytest.mark.parametrize(
+    ("orders", "more", "message"),
+    [
+        (("cm", "nc"), {}, "the copy engine for TF32 factors in columns"),
+        (("mc", "cn"), {"transport": "engine"}, "in rows of the channel for warpgroups"),
+        (("cm", "cn"), {"transport": "engine", "exchanged": True}, "in rows of the channel for warpgroups"),
+    ],
+)
+def test_tf32_factors_in_columns_are_refused_where_nothing_takes_them(orders, more, message):
+    with pytest.raises(InputError, match=message):
+        by_roles(gemm("f32", 64, 64, 64, *orders), 64, 32, 32, 4, 1, 3, **more)
 
 
 def faulty(old: str, new: str) -> np.ndarray:

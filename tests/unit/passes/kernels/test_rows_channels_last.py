@@ -29,6 +29,14 @@ POOL = f"""module @net {{
     tensor.return(%1)
   }}
 }}"""
+#: sums over all samples and tokens of features that lie as heads of four each
+HEADS = f"""module @net {{
+  tensor.func @main(%x: f32[3, 20, 8, 4]) -> f32[32] {{
+    %0 = tensor.reduce(%x, par = (f: 32), red = (n: 3, t: 20),
+      reads = [[n, t, f // 4, f % 4]]) : f32[32] {_ADD}
+    tensor.return(%0)
+  }}
+}}"""
 
 
 def moments(layout):
@@ -86,7 +94,9 @@ def test_rows_side_by_side_on_opencl(params):
 
 @pytest.mark.emulator
 @pytest.mark.parametrize(
-    ("text", "params"), [(POOL, (8, 4, 4)), (POOL, (2, 16, 2)), (ROWS, (4, 8, 1))], ids=str
+    ("text", "params"),
+    [(POOL, (8, 4, 4)), (POOL, (2, 16, 2)), (ROWS, (4, 8, 1)), (HEADS, (8, 4, 4)), (HEADS, (4, 4, 2))],
+    ids=str,
 )
 def test_rows_side_by_side_on_cuda_text(text, params):
     agrees(text, "rows_across", params, "emulator")
@@ -149,6 +159,17 @@ def test_a_kept_row_is_read_once():
 def test_rows_side_by_side_are_read_as_vectors():
     source = source_of(POOL, "rows_across", (4, 16, 4))
     assert source.count("*(const float4*)&x[") == source.count("&x[") == 2  # the last step is checked
+
+
+def test_rows_cut_into_heads_lie_side_by_side_too():
+    kernel = parse(HEADS).funcs[0]
+    assert row_phases(kernel).inner(kernel) == "row.0"
+    source = source_of(HEADS, "rows_across", (4, 8, 4))
+    assert source.count("*(const float4*)&x[") == source.count("&x[") > 0
+    swapped = parse(
+        HEADS.replace("f32[3, 20, 8, 4]", "f32[3, 20, 4, 8]").replace("f // 4, f % 4", "f % 4, f // 4")
+    )
+    assert row_phases(swapped.funcs[0]).inner(swapped.funcs[0]) == ""
 
 
 def test_impossible_parameters_are_named():

@@ -54,6 +54,7 @@ def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1,
     [
         ("f16", ("mc", "nc"), (70, 40, 392), (64, 32, 64, 4, 1, 2), {"parts": 3, **ROLES}),  # 3, 3, 1 chunks
         ("bf16", ("cm", "cn"), (136, 72, 320), (128, 64, 64, 8, 1, 2), {"parts": 5, **ROLES}),
+        ("bf16", ("cm", "cn"), (200, 64, 256), (192, 64, 64, 12, 1, 2), {"parts": 2, **ROLES}),
         ("f16", ("mc", "nc"), (70, 40, 200), (32, 32, 64, 1, 2, 3), {"parts": 2, "warps_k": 2}),
     ],
 )  # fmt: skip
@@ -142,15 +143,16 @@ def weight_gradient(m: int, n: int, rows: int) -> MatrixProblem:
 
 @pytest.mark.parametrize(
     ("size", "least"),
-    [((768, 768, 4096), 1.4), ((768, 768, 8192), 1.8), ((768, 3072, 8192), 1.25), ((3072, 768, 8192), 1.2),
-     ((256, 512, 8192), 2.0), ((512, 1024, 65536), 1.7), ((128, 512, 65536), 4.0)],
+    [((768, 768, 4096), 1.3), ((768, 768, 8192), 1.7), ((768, 3072, 8192), 1.15), ((3072, 768, 8192), 1.15),
+     ((256, 512, 8192), 1.8), ((512, 1024, 65536), 1.6), ((128, 512, 65536), 3.8)],
 )  # fmt: skip
 def test_weight_gradients_come_out_in_whole_waves(size, least):
     """Against tiles that one block computes, in the extents that were there before."""
     problem = weight_gradient(*size)
     space = matrix_space(problem, H200)
     estimates = estimate_matrix(problem, space, H200)
-    before = (space.parts == 1) & (space.warps < 16) & np.isin(space.n, (16, 32, 48, 64, 96, 128, 192, 256))
+    before = (space.parts == 1) & (space.resident == 1) & (space.warps < 16)
+    before &= np.isin(space.n, (16, 32, 48, 64, 96, 128, 192, 256))
     choice = choose_matrix(problem, H200)
     assert estimates[before].min() > least * choice.estimate_s
     assert choice.bound.seconds < choice.estimate_s

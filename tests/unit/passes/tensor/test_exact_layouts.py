@@ -72,6 +72,16 @@ def test_exact_is_no_worse_than_the_cut_and_the_shortest_path():
     assert best.seconds < seconds[0]
 
 
+def test_kernels_are_priced_as_the_partitioner_cuts_them():
+    module, ctx, _ = lowered("mobilenet")
+    rules, maximal = (problem_of(module, ctx, partitioner=p) for p in ("rules", "maximal"))
+    products = [p for p in maximal.pieces if any(op.name == "tensor.contract" for op in p.ops)]
+    assert len(rules.pieces) < len(maximal.pieces)
+    assert all(len({op.name for op in p.ops if len(op.operands) > 1}) == 1 for p in products)
+    text = str(official_stages(Level.GRAPH, "cuda", layouts="sssp", partitioner="maximal").tensor)
+    assert "choose-layouts{method=sssp, partitioner=maximal}" in text
+
+
 def test_orders_that_are_left_out_would_not_be_better():
     """All orders of every value, against those that some op can use."""
     module = tw.parse(ATTENTION)
@@ -142,7 +152,7 @@ def test_the_cut_is_taken_where_the_whole_program_takes_less_time_so(monkeypatch
     module = tw.parse(ATTENTION)
     ctx = PassContext(target=str(H100), hardware=H100.hardware)
     monkeypatch.setattr(
-        choose_layouts, "program_s", lambda func, constants, orders, hardware, ctx: float(len(orders))
+        choose_layouts, "program_s", lambda func, constants, orders, *device: float(len(orders))
     )
     after = run_pipeline(module, Pipeline.parse("choose-layouts{method=exact}"), ctx)
     facts = after.main["layouts"]

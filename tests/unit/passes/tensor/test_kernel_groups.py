@@ -235,6 +235,26 @@ def test_what_updates_state_of_one_shape_is_one_kernel():
     assert max(len(op.results) for op in without.main.body.ops if op.name == "tensor.call") < 3
 
 
+def test_updates_that_read_each_other_at_other_places_wait():
+    """The second of three groups needs all of the first; the third reads both at its own places."""
+    text = (
+        """module @m {
+      tensor.func @main(%x: f32[5, 4], %w: f32[5, 4], %v: f32[5, 4], %u: f32[5, 4],
+                        updates = [[1, 0], [2, 1], [3, 2]]) -> f32[5, 4], f32[5, 4], f32[5, 4] {
+        %0 = tensor.map(%x, par = (k: 5, y: 4), reads = [[k, y]]) : f32[5, 4] TWICE
+        %1 = tensor.map(%w, %x, par = (k: 5, y: 4), reads = [[k, y], [k, y]]) : f32[5, 4] ADD
+        %2 = tensor.map(%1, par = (k: 5, y: 4), reads = [[k, 3 - y]]) : f32[5, 4] EXP
+        %3 = tensor.map(%1, %2, par = (k: 5, y: 4), reads = [[k, y], [k, y]]) : f32[5, 4] ADD
+        tensor.return(%0, %2, %3)
+      }
+    }""".replace("TWICE", TWICE)
+        .replace("ADD", ADD)
+        .replace("EXP", EXP)
+    )
+    calls = [op for op in fused(text).main.body.ops if op.name == "tensor.call"]
+    assert [len(op.results) for op in calls] == [2, 2]
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(65536, 1), (65537, 2)])
 def test_a_row_that_no_block_keeps_is_walked_along_by_kernels_of_their_own(columns, expected):
     domain = f"par = (k: 2, c: {columns})"

@@ -57,13 +57,15 @@ def test_kernels_compute_what_the_ops_do(name):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_exact_kernels_run_as_the_ops_do(seed):
+@pytest.mark.parametrize(
+    ("partitioner", "seed"), [("exact", 0), ("exact", 1), ("maximal", 1), ("maximal", 2)]
+)
+def test_kernels_run_as_the_ops_do(partitioner, seed):
     """On OpenCL: the templates lower every group that is called legal."""
     module = random_program(np.random.default_rng(40 + seed), 8)
     given = inputs_of(module, seed)
     wanted = interpret(module, *given)
-    got = tw.compile(module, target="opencl", partitioner="exact")(*given)
+    got = tw.compile(module, target="opencl", partitioner=partitioner)(*given)
     for a, b in zip(wanted, got if isinstance(got, list | tuple) else [got], strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
@@ -119,7 +121,7 @@ def test_reasons_name_what_is_missing():
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(InputError, match="expected a partitioner among rules, exact, algorithm1, none"):
+    with pytest.raises(InputError, match="partitioner among rules, exact, algorithm1, maximal, none"):
         partition_by(crossing_program().main, "best", CONTEXT)
     with pytest.raises(InputError, match="expected partitioner among"):
         tw.compile(crossing_program(), target="opencl", partitioner="best")

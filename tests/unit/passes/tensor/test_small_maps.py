@@ -77,3 +77,51 @@ def test_results_are_the_same(text):
     wanted = tw.interpret(parse(text), *inputs, precision="fp64")
     for got, want in zip(tw.interpret(fused(text), *inputs, precision="fp64"), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+LOOK_UP = """%{name} = tensor.gather(%{table}, %{rows}, par = (i: {count}, j: 8), reads = [[i]],
+      at = [i0, j]) : f32[{count}, 8]"""
+
+
+def look_ups(*, count=5, behind=False, updates=", updates = [[5, 3]]"):
+    """Rows of three tables, the last by numbers of their own or, `behind` the second, by what that gave."""
+    third = "number" if behind else "r"
+    ops = [
+        LOOK_UP.format(name="a", table="t", rows="r", count=count),
+        LOOK_UP.format(name="b", table="u", rows="q", count=count),
+        f"""%number = tensor.map(%b, par = (i: {count}), reads = [[i, 0]]) : i32[{count}] {{
+      ^(%x: f32) %n = scalar.cast(%x, dtype = "i32") : i32 scalar.yield(%n) }}""",
+        LOOK_UP.format(name="c", table="v", rows=third, count=count),
+        """%w2 = tensor.map(%w, par = (i: 3), reads = [[i]]) : f32[3] {
+      ^(%x: f32) %y = scalar.add(%x, %x) : f32 scalar.yield(%y) }""",
+    ]
+    rows = f"i32[{count}]"
+    return f"""module @m {{
+    tensor.func @main(%t: f32[7, 8], %u: f32[9, 8], %v: f32[4, 8], %r: {rows}, %q: {rows},
+      %w: f32[3]{updates}) -> f32[{count}, 8], f32[{count}, 8], f32[{count}, 8], f32[3] {{
+      {"      ".join(ops)}
+      tensor.return(%a, %b, %c, %w2) }} }}"""
+
+
+def test_look_ups_in_several_tables_are_one_kernel():
+    def gathers(text):
+        kernels = [f for f in fused(text).funcs if f.name != "main"]
+        counts = (sum(op.name == "tensor.gather" for op in f.body.ops) for f in kernels)
+        return sorted(n for n in counts if n)
+
+    assert gathers(look_ups()) == [3]
+    assert gathers(look_ups(behind=True)) == [1, 2]  # one waits for what another gave
+    assert gathers(look_ups(count=1 << 16)) == [1, 1, 1]  # each takes longer than a launch
+    assert gathers(look_ups(updates="")) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_joined_look_ups_give_the_same(behind):
+    rng = np.random.default_rng(3)
+    tables = [rng.uniform(0, 4, (n, 8)).astype(np.float32) for n in (7, 9, 4)]
+    rows = [rng.integers(0, n, 5).astype(np.int32) for n in (4, 9)]
+    inputs = [*tables, *rows, np.ones(3, np.float32)]
+    text = look_ups(behind=behind)
+    wanted = tw.interpret(parse(text), *inputs)
+    for got, want in zip(tw.interpret(fused(text), *inputs), wanted, strict=True):
+        np.testing.assert_array_equal(got, want)

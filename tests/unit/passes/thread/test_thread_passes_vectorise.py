@@ -93,6 +93,22 @@ def test_arithmetic_works_on_lanes_and_invariant_operands_stay_single():
     assert types["scalar.const"] == "f32"
 
 
+def test_what_no_vector_computes_is_read_and_written_as_vectors():
+    """As parts of a random word, which depend on iterations: on GPUs, where nothing read is written."""
+    text = """thread.loop(var = v, extent = 8, unroll = 1) {{
+        %a = thread.load(%x, at = [8 * tid + v]) : f32
+        %c = thread.load({other}, at = [tid]) : f32
+        %i = scalar.index(at = v // 2, dtype = "f32") : f32
+        %b = scalar.fma(%a, %i, %c) : f32
+        thread.store(%b, %y, at = [8 * tid + v])
+    }}"""
+    func = kernel(text.format(other="%w"), "%x: f32[64], %w: f32[8], %y: f32[64]")
+    assert widths(func) == [4, 1, 1, 4]
+    assert after("vectorise{registers=true}", func) is func
+    stays = kernel(text.format(other="%y"), "%x: f32[64], %y: f32[64]")
+    assert after("vectorise", stays) is stays
+
+
 @pytest.mark.parametrize(
     "body",
     [
