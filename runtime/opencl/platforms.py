@@ -37,7 +37,7 @@ class Implementation:
     because its compiler is too old to know every CPU. `cache_variable`: where it compiles a kernel when that
     is first launched and keeps the result in files of its own, the variable that names their folder, and
     `cache_folder` the folder below the user's cache that is taken without the variable. `one_at_a_time`:
-    whether threads of one process that build programs wait for each other.
+    whether one thread of a process at a time may build programs, as its compiler is not safe in several.
     """
 
     key: str

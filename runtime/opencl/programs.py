@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -29,6 +30,9 @@ PROCESS_CHARACTERS = 200_000
 #: programs per process, so that none waits long for the last one of another
 PROGRAMS_PER_PROCESS = 4
 _DIGEST_BYTES = 64
+#: held where a compiler is not safe in several threads: Intel's, in which threads wait for each other anyhow,
+#: crashed in a pass of LLVM when eight threads built programs for a few minutes (2026.2)
+_COMPILING = threading.Lock()
 
 
 class BinaryStore(Protocol):
@@ -50,6 +54,7 @@ class ProgramBuilder:
         made_by = implementation_of(device)
         self._late = made_by is not None and made_by.compiles_at_launch
         self._one_at_a_time = made_by is not None and made_by.one_at_a_time
+        self._turn = _COMPILING if self._one_at_a_time else contextlib.nullcontext()
         self._cl, self._context, self._device = cl, context, device
         self._store = None if self._late else store
         self._name = full_name(device)
@@ -117,7 +122,8 @@ class ProgramBuilder:
         return max(1, min(usable_cores(), MOST_THREADS, most))
 
     def _threads(self, groups: Sequence[object]) -> int:
-        return 1 if self._late else max(1, min(usable_cores(), MOST_THREADS, len(groups)))
+        one = self._late or self._one_at_a_time
+        return 1 if one else max(1, min(usable_cores(), MOST_THREADS, len(groups)))
 
     def _built_at(
         self, places: SimpleQueue[BuildProcess | None], group: Sequence[KernelCode]
@@ -189,7 +195,8 @@ class ProgramBuilder:
 
     def _compiled(self, text: str) -> Any:
         # pyopencl's own cache is off: it unpickles, has no checksums and waits for locks of killed processes.
-        return self._cl.Program(self._context, text).build(list(BUILD_OPTIONS), cache_dir=False)
+        with self._turn:
+            return self._cl.Program(self._context, text).build(list(BUILD_OPTIONS), cache_dir=False)
 
     def _key(self, *parts: str) -> str:
         return hashlib.sha256(json.dumps([self._made_by, BUILD_OPTIONS, *parts]).encode()).hexdigest()
@@ -220,7 +227,7 @@ class ProgramBuilder:
         """The program of a binary; None where there is none, or the driver takes it no more."""
         if binary is None:
             return None
-        with contextlib.suppress(self._cl.Error):
+        with self._turn, contextlib.suppress(self._cl.Error):
             return self._cl.Program(self._context, [self._device], [binary]).build(list(BUILD_OPTIONS))
         return None
 

@@ -1,7 +1,10 @@
 """Processes that build OpenCL programs beside this one, and what becomes of kernels where one ends."""
 
 import sys
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,6 +54,32 @@ def test_a_process_builds_and_refuses(device):
     with pytest.raises(ProcessEndedError):
         process.build(KERNELS[0].source, BUILD_OPTIONS)
     process.close()
+
+
+def test_one_thread_at_a_time_builds(device, monkeypatch):
+    """Intel's compiler crashed where several threads built programs."""
+    building, most, made = threading.Semaphore(1), [], device.cl.Program
+
+    class Watched:
+        def __init__(self, *args):
+            self.program = made(*args)
+
+        def build(self, *args, **options):
+            alone = building.acquire(blocking=False)
+            try:
+                time.sleep(0.01)
+                return self.program.build(*args, **options)
+            finally:
+                most.append(alone)
+                if alone:
+                    building.release()
+
+    monkeypatch.setattr(device.cl, "Program", Watched)
+    with ThreadPoolExecutor(4) as pool:
+        for built in [pool.submit(device.builder.build, KERNELS, lambda _: None) for _ in range(4)]:
+            assert kernels_of(device, built.result()) == [1] * len(KERNELS)
+    assert len(most) >= 4
+    assert all(most)
 
 
 def test_two_processes_share_the_kernels(device, small_shares, monkeypatch):
