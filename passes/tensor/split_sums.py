@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Builder, Func, Level, Op, Value
+from tilewright.ir import Builder, Expr, Func, Level, Op, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import SECTOR_BYTES
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir.tensor.ops import dims, domain
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.moments import Moments, moments_of
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import split_along
+from tilewright.passes.rewriting.dead_ops import live_ops
+from tilewright.passes.rewriting.names import unused
 
 #: dtypes of sums, and so of parts: nothing is rounded to 16 bits before all parts are added
 EXACT = frozenset({"f32", "f64"})
@@ -37,6 +41,17 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
 
     Where the cost model says that it takes less time, on GPUs: moments of batches, gradients by biases and
     losses have few results, and so few blocks, each of which reads for long.
+
+    Where the squared distances from a mean are added up, one walk takes both moments of each part, about its
+    own first element k (Chan, Golub and LeVeque 1983):
+
+              %m = {sum of %x / 64 p}; %v = tensor.reduce(%x, %m, ...) {(x - m) ** 2}
+        -->   %s, %q = tensor.reduce(%x, %x, par = (part: 16, c), ...,
+                                     reads = [[part * 4 + n, p, c], [part * 4, 0, c]]) {x - k, (x - k) ** 2};
+              %m = {mean over the parts of k + s / l}, %v = {sum of q - s ** 2 / l + l (k + s / l - m) ** 2}
+
+    with l elements in a part. None of these is more than sqrt(l) of their standard deviations away from their
+    mean, so that q is at most 1 + l times what q - s ** 2 / l leaves, whatever the data.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     kernels = func.name != "main" or any(op.name == "tensor.call" for op in func.body.ops)
@@ -44,7 +59,15 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
         return func
     b = Builder()
     env: dict[Value, Value] = {}
+    joined = {m.total: (m, cut) for m, cut in _joined_moments(func, hardware, ctx.estimator)}
     for op in func.body.ops:
+        if op in joined:
+            with b.at(op.loc):
+                moments, cut = joined[op]
+                value = env.get(moments.value, moments.value)
+                env[moments.mean], env[moments.squares.result] = _moments_of_parts(b, moments, value, cut)
+        if op.results and all(r in env for r in op.results):
+            continue
         cut = _best_cut(op, hardware, ctx.estimator) if _is_long_sum(op) else None
         fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
         if cut is None:
@@ -52,7 +75,85 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
         else:
             with b.at(op.loc):
                 env[op.result] = split_along(fresh, b, *cut)
-    return func.with_body(func.body.with_ops(tuple(b.ops))) if env else func
+    if not env:
+        return func
+    body = func.body.with_ops(tuple(b.ops))
+    return func.with_body(body.with_ops(live_ops(body)) if joined else body)
+
+
+def _joined_moments(func: Func, hardware: Hardware, estimator: Estimator) -> Iterator[tuple[Moments, Cut]]:
+    """Moments that one walk shall take, each sum once, and how they are cut."""
+    seen: set[Op] = set()
+    for moments in moments_of(func):
+        cut = _best_cut(moments.squares, hardware, estimator) if _is_long_sum(moments.squares) else None
+        if cut is not None and moments.total not in seen:
+            seen.add(moments.total)
+            yield moments, cut
+
+
+def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> tuple[Value, Value]:
+    """Append the mean of a value, and the sum of squared distances from it, from the moments of its parts."""
+    op, (dim, parts) = moments.squares, cut
+    par, red = dims(op, "par"), dims(op, "red")
+    part = unused("part", domain(op))
+    each = red[dim] // parts
+    length = prod(red.values()) // parts
+    t = op.result.tensor
+    sums = TensorType(t.dtype, (parts, *t.shape))
+    first = _at(moments.at, dict.fromkeys(red, 0) | {dim: Sym(part) * each})
+    every = _at(moments.at, {dim: Sym(part) * each + Sym(dim)})
+    attrs = {"par": {part: parts, **par}, "red": {**red, dim: each}, "reads": [every, first]}
+
+    def summed(*, squared: bool) -> Value:
+        inner, (x, k, acc) = scalar_body([value.tensor.dtype, value.tensor.dtype, t.dtype])
+        away = inner.value("scalar.sub", inner.cast(x, t.dtype), inner.cast(k, t.dtype))
+        total = (
+            inner.value("scalar.fma", away, away, acc) if squared else inner.value("scalar.add", away, acc)
+        )
+        inner.do("scalar.yield", total)
+        (out,) = structured(
+            b,
+            "tensor.reduce",
+            [value, value],
+            init=(0.0,),
+            body=inner.block((x, k, acc)),
+            types=[sums],
+            **attrs,
+        )
+        return out
+
+    s, q = summed(squared=False), summed(squared=True)
+    columns = tuple(map(Sym, par))
+    of_part = (Sym(part), *columns)
+    inner, (k, v, acc) = scalar_body([value.tensor.dtype, t.dtype, t.dtype])
+    mean = inner.value("scalar.fma", v, inner.const(1.0 / length, t.dtype), inner.cast(k, t.dtype))
+    inner.do("scalar.yield", inner.value("scalar.add", mean, acc))
+    (total,) = structured(
+        b, "tensor.reduce", [value, s], par=par, red={part: parts}, reads=[first, of_part], init=(0.0,),
+        body=inner.block((k, v, acc)), types=[t],
+    )  # fmt: skip
+    inner, (v,) = scalar_body([t.dtype])
+    inner.do("scalar.yield", inner.value("scalar.div", v, inner.const(float(parts), t.dtype)))
+    (mean,) = structured(
+        b, "tensor.map", [total], par=par, reads=[columns], body=inner.block((v,)), types=[t]
+    )
+    types = [value.tensor.dtype, *[t.dtype] * 4]
+    inner, (k, v, w, m, acc) = scalar_body(types)
+    share = inner.value("scalar.mul", v, inner.const(1.0 / length, t.dtype))
+    own = inner.value("scalar.fma", inner.value("scalar.neg", v), share, w)
+    away = inner.value("scalar.sub", inner.value("scalar.add", inner.cast(k, t.dtype), share), m)
+    square = inner.value("scalar.mul", away, away)
+    own = inner.value("scalar.fma", square, inner.const(float(length), t.dtype), own)
+    inner.do("scalar.yield", inner.value("scalar.add", own, acc))
+    (squares,) = structured(
+        b, "tensor.reduce", [value, s, q, mean], par=par, red={part: parts},
+        reads=[first, of_part, of_part, columns], init=(0.0,), body=inner.block((k, v, w, m, acc)), types=[t],
+    )  # fmt: skip
+    return mean, squares
+
+
+def _at(index: tuple[Expr, ...], env: dict[str, Expr]) -> tuple[Expr, ...]:
+    return tuple(substitute(e, env) for e in index)
 
 
 def _is_long_sum(op: Op) -> bool:

@@ -4,8 +4,8 @@ A map joins the kernel that produces one of its operands when each point reads o
 (identity reads: register level). Ops over the rows of one reduction join at block level. A cheap map whose
 only reader is a reduction becomes its prologue. The quotient graph stays acyclic throughout. Communications
 are groups of their own and keep their order, which must be that of the other ranks. Maps that only lead to
-new values of state share a kernel where they share its domain: state is read and written once. In training
-steps, sums over the same points of what they both read do, too.
+new values of state share a kernel where they share its domain: state is read and written once. Sums over the
+same points of what they both read do, too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class _Builder:
             host = self._update(op) if op.name == "tensor.map" else None
         else:
             host = self._host(op) if self.fuse else None
-        if host is None and self.fuse and self.training:
+        if host is None and self.fuse:
             host = self._beside(op)
         if host is None:
             host = KernelGroup(len(self.result.groups), op, [])
