@@ -183,8 +183,8 @@ class _Builder:
     def _beside(self, op: Op) -> KernelGroup | None:
         """The latest group of a sum over the same points that reads, of one source at least, what this does.
 
-        A source is a large value, or what a kernel makes: parts of sums that one kernel makes are added up by
-        one kernel.
+        A source is a large value, or in training steps what a kernel makes: parts of sums that one kernel
+        makes are added up by one kernel.
         """
         if op.name != "tensor.reduce" or len(op.results) != 1:
             return None
@@ -207,7 +207,7 @@ class _Builder:
             at = [simplify(e, ranges_of(op)) for e in indices]
             if {d for e in at for d in symbols(e)} == set(wide):
                 g = self.group_of(v)
-                small = g is not None and v.tensor.nbytes <= SMALL_BYTES
+                small = self.training and g is not None and v.tensor.nbytes <= SMALL_BYTES
                 source: object = g.number if g is not None and small else self.result.resolve(v)
                 out.add((source, tuple(substitute(e, place) for e in at)))
         return out
