@@ -11,9 +11,9 @@ from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.moments import Moments, moments_of
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import split_along
+from tilewright.passes.kernels.rows.moments import Moments, moments_of
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import unused
 
@@ -63,9 +63,10 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
     for op in func.body.ops:
         if op in joined:
             with b.at(op.loc):
-                moments, cut = joined[op]
+                moments, cut_there = joined[op]
                 value = env.get(moments.value, moments.value)
-                env[moments.mean], env[moments.squares.result] = _moments_of_parts(b, moments, value, cut)
+                both = _moments_of_parts(b, moments, value, cut_there)
+                env[moments.mean], env[moments.squares.result] = both
         if op.results and all(r in env for r in op.results):
             continue
         cut = _best_cut(op, hardware, ctx.estimator) if _is_long_sum(op) else None
@@ -102,24 +103,17 @@ def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> t
     sums = TensorType(t.dtype, (parts, *t.shape))
     first = _at(moments.at, dict.fromkeys(red, 0) | {dim: Sym(part) * each})
     every = _at(moments.at, {dim: Sym(part) * each + Sym(dim)})
-    attrs = {"par": {part: parts, **par}, "red": {**red, dim: each}, "reads": [every, first]}
+    over, within = {part: parts, **par}, {**red, dim: each}
 
     def summed(*, squared: bool) -> Value:
         inner, (x, k, acc) = scalar_body([value.tensor.dtype, value.tensor.dtype, t.dtype])
         away = inner.value("scalar.sub", inner.cast(x, t.dtype), inner.cast(k, t.dtype))
-        total = (
-            inner.value("scalar.fma", away, away, acc) if squared else inner.value("scalar.add", away, acc)
-        )
-        inner.do("scalar.yield", total)
+        folded = ("scalar.fma", away, away, acc) if squared else ("scalar.add", away, acc)
+        inner.do("scalar.yield", inner.value(*folded))
         (out,) = structured(
-            b,
-            "tensor.reduce",
-            [value, value],
-            init=(0.0,),
-            body=inner.block((x, k, acc)),
-            types=[sums],
-            **attrs,
-        )
+            b, "tensor.reduce", [value, value], par=over, red=within, reads=[every, first], init=(0.0,),
+            body=inner.block((x, k, acc)), types=[sums],
+        )  # fmt: skip
         return out
 
     s, q = summed(squared=False), summed(squared=True)

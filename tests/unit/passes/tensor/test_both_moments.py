@@ -6,7 +6,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.analysis.moments import moments_of
+from tilewright.passes.kernels.rows.moments import moments_of
 from tilewright.passes.tensor import split_sums
 
 NETWORK = """module @m {{
