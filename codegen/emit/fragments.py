@@ -74,7 +74,7 @@ def tile_text(e: Emission, frag: BufferRef, item: Sequence[Expr]) -> str:
 def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[tuple[Expr, Expr]]]:
     """Per register the (row, column) of each element it holds.
 
-    paired: rows of a second factor of 32 bits are in the order 0 2 4 6 1 3 5 7.
+    paired: along the sum, factors of 32 bits are in the order 0 2 4 6 1 3 5 7.
     """
     if t.dtype == "i8" and role == "a":
         corners = [(ROW, PAIR * 4), (ROW + 8, PAIR * 4), (ROW, PAIR * 4 + 16), (ROW + 8, PAIR * 4 + 16)]
@@ -86,6 +86,8 @@ def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[t
         return [[(r, c), (r, c + 1)] for r, c in starts]
     if t.dtype in NARROW:
         return [[(PAIR * 2 + k, ROW), (PAIR * 2 + k + 1, ROW)] for k in (0, 8)]
+    if role == "a" and paired:
+        return [[(ROW, PAIR * 2)], [(ROW + 8, PAIR * 2)], [(ROW, PAIR * 2 + 1)], [(ROW + 8, PAIR * 2 + 1)]]
     if role == "a":
         return [[(ROW, PAIR)], [(ROW + 8, PAIR)], [(ROW, PAIR + 4)], [(ROW + 8, PAIR + 4)]]
     if role == "b" and paired:

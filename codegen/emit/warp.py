@@ -8,7 +8,7 @@ from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread.warpgroup_ops import GROUP_M, TURNED, depth_of
+from tilewright.ir.thread.warpgroup_ops import GROUP_M, TURNED, TURNED_STEP, TURNED_WORDS, depth_of
 from tilewright.ir.types import TensorType, itemsize
 
 _SHUFFLES = {
@@ -138,6 +138,21 @@ def _wait(e: Emission, op: Op) -> None:
 def _publish(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     e.line(f"{e.need('publish_shared')}();")
+
+
+@emitter("thread.turn_shared", writes=(1,))
+def _turn(e: Emission, op: Op) -> None:
+    cuda_only(e, op)
+    tile, rows = (e.buffer(v) for v in op.operands)
+    src, dst = op.exprs("src"), op.exprs("dst")
+    if any(e.alignment(b, at, TURNED_WORDS) < TURNED_WORDS for b, at in ((tile, src), (rows, dst))):
+        raise UnsupportedError("thread.turn_shared: expected aligned vectors", where=op.loc)
+    places = [
+        f"&{e.element(b, (*at[:-2], at[-2] + i * step, at[-1]))}"
+        for b, at, step in ((tile, src, TURNED_STEP), (rows, dst, 1))
+        for i in range(TURNED_WORDS)
+    ]
+    e.line(f"{e.need('turn_words')}({', '.join(places)});")
 
 
 @emitter("thread.round_shared", writes=(0,))

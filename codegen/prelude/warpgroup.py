@@ -133,3 +133,17 @@ FN void NAME(float* sums) {
     "cuda",
     emulated=True,
 )
+
+helper(
+    "turn_words",
+    """
+FN void NAME(const void* a, const void* b, const void* c, const void* d, void* x, void* y, void* z, void* w) {
+    const float4 i = *(const float4*)a, j = *(const float4*)b, k = *(const float4*)c, l = *(const float4*)d;
+    *(float4*)x = float4{i.x, j.x, k.x, l.x};
+    *(float4*)y = float4{i.y, j.y, k.y, l.y};
+    *(float4*)z = float4{i.z, j.z, k.z, l.z};
+    *(float4*)w = float4{i.w, j.w, k.w, l.w};
+}
+""",
+    "cuda",
+)

@@ -113,6 +113,10 @@ class MatrixCoefficients:
     memory_clk: float
     role_turn_clk: float
     role_beside_share: float
+    #: where a role turns a factor: cycles from the arrival of a chunk until it is handed on, beside those of
+    #: each step, in which a thread turns 4 x 4 words
+    turn_clk: float
+    turn_step_clk: float
     #: blocks of a cluster that share sums: groups of multiprocessors in which clusters lie, how many of each
     #: they can use, and how many groups have two more; cycles that each block of a cluster adds until it
     #: starts; cycles until all have met, and those that each block adds to these; bytes that a block reads of

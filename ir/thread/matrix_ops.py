@@ -63,8 +63,8 @@ def _infer_fragment(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         raise InputError(f"expected a {frag.dtype} buffer, got {memory}")
     if attrs.get("rounding", "") not in ROUNDINGS or (attrs.get("rounding") and frag.dtype != "f32"):
         raise InputError(f"expected no rounding, or 'tf32' of f32, got {attrs['rounding']!r} of {frag}")
-    if attrs.get("paired") and (frag.dtype, attrs["role"]) != ("f32", "b"):
-        raise InputError(f"expected rows in pairs of second factors of f32, got {frag} as {attrs['role']}")
+    if attrs.get("paired") and (frag.dtype != "f32" or attrs["role"] == "c"):
+        raise InputError(f"expected pairs along the sum of factors of f32, got {frag} as {attrs['role']}")
     if attrs.get("count", 1) not in (1, 2):
         raise InputError(f"expected one or two tiles, got {attrs['count']}")
     return []
@@ -75,8 +75,8 @@ define(
     ("fragment", "buffer"),
     "Fill a fragment (`role` a, b or c) from the matrix at `at` of the last two dimensions; `transposed` "
     "reads it transposed. count = 2 also fills the next tile from the next columns of the matrix. "
-    "`paired`: rows of a second factor of f32 in the order 0 2 4 6 1 3 5 7, as thread.pack_fragment has "
-    "columns.",
+    "`paired`: columns of a first factor of f32, or rows of a second one, in the order 0 2 4 6 1 3 5 7, as "
+    "thread.pack_fragment has columns.",
     attrs={
         "at": AttrDef("exprs"),
         "role": AttrDef("str"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES
-from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
+from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
 from tilewright.ir.thread.ops import buffer
 from tilewright.ir.types import TensorType, Type, itemsize
 
@@ -25,6 +25,8 @@ GROUP_N, MOST_N = 8, 256
 ROW_BYTES = (32, 64, 128)
 
 
+#: words of a row that one thread turns at a time, and how far apart the rows are of which it takes as many
+TURNED_WORDS, TURNED_STEP = 4, 2
 #: attributes that say whether a factor's tile is turned
 TURNED = ("a_turned", "b_turned")
 
@@ -146,4 +148,30 @@ define(
     results=0,
     infer=_infer_round,
     effects=frozenset({"read", "write"}),
+)
+
+
+def _infer_turn(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    tile, rows = (buffer(t, "shared") for t in types)
+    if (tile.dtype, rows.dtype) != ("f32", "f32") or min(tile.rank, rows.rank) < 2:
+        raise InputError(f"expected two matrices of f32 in shared, got {tile} and {rows}")
+    if len(attrs["src"]) != tile.rank or len(attrs["dst"]) != rows.rank:
+        raise InputError(f"expected an index of {tile} and one of {rows}")
+    return []
+
+
+define(
+    "thread.turn_shared",
+    ("tile", "rows"),
+    f"Transpose {TURNED_WORDS} neighbours of each of {TURNED_WORDS} rows of a tile, which are {TURNED_STEP} "
+    "apart from `src` on: they become neighbours in rows one after the other from `dst` on. So along the sum "
+    "elements are in the order in which `thread.load_fragment` has another factor that is `paired`.",
+    attrs={
+        "src": AttrDef("exprs", doc="index of the first row's first element"),
+        "dst": AttrDef("exprs", doc="index of the element that becomes of it"),
+    },
+    results=0,
+    infer=_infer_turn,
+    effects=frozenset({"read", "write"}),
+    transport=Transport(1, "stores"),
 )

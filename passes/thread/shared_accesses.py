@@ -28,6 +28,7 @@ _READS: dict[str, tuple[int, str | None]] = {
     "thread.atomic_add": (1, None),
     "thread.split_shared": (0, "at"),
     "thread.sum_of_cluster": (0, None),
+    "thread.turn_shared": (0, "src"),
 }
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),
@@ -37,6 +38,7 @@ _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.copy_async": (1, "dst"),
     "thread.atomic_add": (1, None),
     "thread.split_shared": (1, "dst"),
+    "thread.turn_shared": (1, "dst"),
 }
 
 
@@ -108,7 +110,10 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
         where: Any = op[key] if key is not None else None
         at = tuple(where) if where is not None else None
         whole = (*mask, *mask_of(op))
-        if op.name == "thread.load_fragment":
+        if op.name == "thread.turn_shared":
+            assert at is not None
+            yield Access(buffer, write, (*at[:-2], None, None), 1, mask, ranges)
+        elif op.name == "thread.load_fragment":
             yield Access(buffer, False, (*at[:-2], None, None) if at else None, 1, whole, ranges)
         elif op.name == "thread.store_fragment":
             yield _of_warps(buffer, op, mask, ranges)

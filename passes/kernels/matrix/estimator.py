@@ -17,7 +17,9 @@ from tilewright.ir.hardware_facts import (
     WARPGROUP_WARPS,
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
+from tilewright.ir.thread.warpgroup_ops import TURNED_WORDS
 from tilewright.passes.kernels.matrix.bound import tensor_fma
+from tilewright.passes.kernels.matrix.parameters import TURNED_SLOTS
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     MatrixSpace,
@@ -32,6 +34,7 @@ from tilewright.passes.kernels.matrix.space import (
     rounds_first,
     shared_bytes,
     shared_rows,
+    slots_of_columns,
     tiles_of,
     two_at_a_time,
 )
@@ -136,7 +139,9 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     # Copies wait for those of other blocks, and for memory where the L2 does not hold what is read.
     load = np.minimum(1.0, blocks_of(problem, space) / hardware.sm_count)
     memory = fit.memory_clk if problem.compulsory_bytes > hardware.l2_bytes else 0.0
-    around = (fit.fetch_clk + memory + fit.role_queue_share * load * fetch + multiply) / space.stages
+    copy = fit.fetch_clk + memory + fit.role_queue_share * load * fetch
+    around = (copy + multiply) / space.stages
+    around = np.maximum(around, _turned_clk(problem, space, hardware, copy, multiply))
     late = 1.0 + fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     shared_cycle = np.maximum.reduce([multiply * late, port, fetch])
     cycle = np.maximum(shared_cycle, around) + fit.exposed_share * fetch
@@ -161,6 +166,26 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     several = several + fit.block_clk
     found = np.where(space.teams > 1, by_turns, np.where(space.resident > 1, several, alone))
     return np.asarray(fit.fetch_clk + found)
+
+
+def _turned_clk(
+    problem: MatrixProblem,
+    space: MatrixSpace,
+    hardware: GpuHardware,
+    copy: FloatArray,
+    multiply: FloatArray,
+) -> FloatArray:
+    """Cycles of a chunk by the way around the slots of a factor that a role turns; 0 without such a role.
+
+    A slot of columns waits for its copy and is turned; one of rows is turned and multiplied. copy, multiply:
+    cycles from the start of a chunk's copy to its end, and of its multiplication.
+    """
+    fit = hardware.matrix
+    words = fetched_columns(problem, space) * space.k / np.maximum(WARP * space.turners, 1)
+    turn = fit.turn_clk + fit.turn_step_clk * np.ceil(words / TURNED_WORDS**2)
+    columns = (copy + turn) / slots_of_columns(space)
+    found = np.maximum.reduce([turn, columns, (turn + multiply) / TURNED_SLOTS])
+    return np.asarray(np.where(space.turners > 0, found, 0.0))
 
 
 def _epilogue_clk(

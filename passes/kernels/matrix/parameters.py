@@ -11,7 +11,7 @@ from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
-from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups
+from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
@@ -24,6 +24,9 @@ ENGINE = "engine"
 MOST_TEAMS = 2
 #: blocks that share a tile: a cluster that every device with clusters runs
 MOST_PARTS = 8
+#: warps that turn the second factor, and registers of their threads; slots of what they have turned, and of
+#: what they turn at least
+ROLE_TURNERS, TURNER_REGISTERS, TURNED_SLOTS, LEAST_COLUMN_SLOTS = 4, 72, 2, 2
 #: columns of sums that a warp by roles brings into rows at a time, and the same where tiles are no multiple
 PIECE_COLUMNS, LONG_COLUMNS = 32, 48
 #: words added to each row of these, by whether they are transposed: no bank conflicts
@@ -64,7 +67,8 @@ class MatrixParameters(AttrRecord):
     each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
     multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
     multiprocessor, among which its registers are divided. exchanged: the contraction's second operand is the
-    first factor, and its columns are the rows.
+    first factor, and its columns are the rows. turners: warps of a role that turns the second factor, of 32
+    bits in columns of the channel, to rows.
     """
 
     block: MatrixTile
@@ -83,6 +87,7 @@ class MatrixParameters(AttrRecord):
     parts: int = 1
     resident: int = 1
     exchanged: bool = False
+    turners: int = field(default=0, metadata={"least": 0})
 
     @property
     def team_warps(self) -> int:
@@ -92,7 +97,7 @@ class MatrixParameters(AttrRecord):
     @property
     def threads(self) -> int:
         """Threads per block."""
-        return WARP * (self.copiers + self.teams * self.team_warps)
+        return WARP * (self.copiers + self.turners + self.teams * self.team_warps)
 
     @property
     def copying_threads(self) -> int:
@@ -138,8 +143,10 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
             )
-        elif self.resident > 1:
-            raise InputError("expected a number of resident blocks with a role that copies")
+        elif self.resident > 1 or self.turners:
+            raise InputError(
+                "expected resident blocks, and warps that turn a factor, with a role that copies"
+            )
 
     def _check_parts(self, view: MatrixView) -> None:
         chunks = max(1, view.size(view.taps)) * -(-view.sizes[view.channel] // self.block.k)
@@ -173,17 +180,38 @@ class MatrixParameters(AttrRecord):
                 f"expected roles of whole warpgroups that multiply as such, at most {MOST_TEAMS} teams, "
                 f"got {self.copiers} warps that copy, {self.teams} teams and engine {self.engine}"
             )
+        self._check_turners(view)
         tiles_m = -(-view.size(view.rows) // self.block.m)
         if tiles_m % self.cluster or self.blocks % self.cluster or gcd(self.raster, tiles_m) % self.cluster:
             raise InputError(
                 f"expected tiles along m, raster and blocks in multiples of clusters of {self.cluster}, got "
                 f"{tiles_m}, {self.raster} and {self.blocks}"
             )
-        if view.rounds and not view.in_rows(0) and self.transport != ENGINE:
+        columns = view.rounds and not (view.in_rows(0) and view.in_rows(1))
+        if columns and self.transport != ENGINE:
             raise InputError("expected the copy engine for TF32 factors in columns of the channel")
         if itemsize(view.dtype) == 1 or view.splits:
             what = "that are split" if view.splits else f"of {view.dtype}"
             raise InputError(f"expected factors of 16 bits or TF32 for roles, got factors {what}")
+
+    def _check_turners(self, view: MatrixView) -> None:
+        wanted = ROLE_TURNERS if turns_second(view) else 0
+        if self.turners != wanted:
+            raise InputError(
+                f"expected {wanted} warps that turn a second factor that lies in "
+                f"{'columns' if wanted else 'rows'} of the channel, got {self.turners}"
+            )
+        row = ROW_BYTES[-1] // itemsize(view.dtype)
+        if self.turners and (self.cluster > 1 or self.block.k != row or self.block.n < row):
+            raise InputError(
+                f"expected chunks of {row}, at least as many columns and no clusters that share copies where "
+                f"a factor is turned, got {self.block.k}, {self.block.n} and clusters of {self.cluster}"
+            )
+
+
+def column_slots(stages: int) -> int:
+    """Slots of a second factor that is turned: with what is turned already as many as of the first one."""
+    return max(LEAST_COLUMN_SLOTS, stages - TURNED_SLOTS)
 
 
 def chunks_of_part(chunks: int, parts: int) -> tuple[int, int]:

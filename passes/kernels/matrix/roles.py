@@ -7,6 +7,9 @@ a team hands the turn to the next one when it has received its last chunk: a bar
 phases that follow one another apart, so that nobody may wait for an item while the one before it in its slot
 is still to come.
 
+Where both factors are of 32 bits and lie in columns, a third role turns the second one's chunks.
+Each factor then has a channel of its own, and the turned chunks have a third; items count alike in all.
+
 Where tiles are few, the blocks of a cluster share one (`parts`): each multiplies some of its chunks, the last
 one perhaps fewer, lays its sums down where the ring was, and finishes a part of the results.
 """
@@ -37,14 +40,22 @@ from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     PIECE_PADS,
+    TURNED_SLOTS,
+    TURNER_REGISTERS,
     MatrixParameters,
     chunks_of_part,
+    column_slots,
     piece_columns,
 )
 from tilewright.passes.kernels.matrix.split import chain_of
-from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
+from tilewright.passes.kernels.matrix.stage import Staged, TurnedRows, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes
-from tilewright.passes.kernels.matrix.warpgroup import start_multiplying, warpgroup_rows
+from tilewright.passes.kernels.matrix.warpgroup import (
+    load_chunk,
+    multiply_held,
+    start_multiplying,
+    warpgroup_rows,
+)
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
@@ -60,6 +71,15 @@ def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
     """The tile along m and n of a number: `group` tiles along m are taken before the next ones along n."""
     inside = place % (group * blocks_n)
     return place // (group * blocks_n) * group + inside % group, inside // group
+
+
+@dataclass(frozen=True)
+class _Turning:
+    """How the second factor is turned: the channel of its columns, its rows, and the channel of these."""
+
+    columns: Value
+    rows: TurnedRows
+    turned: Value
 
 
 @dataclass(frozen=True)
@@ -113,8 +133,9 @@ class _RoleMatrix:
     def lower(self) -> Func:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
+            slots = (plan.stages, column_slots(plan.stages) if plan.turners else plan.stages)
             pieces = [
-                [Staged(w, view, plan, i, 0, {}, plan.stages) for i in (0, 1)] for view in self.view.pieces()
+                [Staged(w, view, plan, i, 0, {}, slots[i]) for i in (0, 1)] for view in self.view.pieces()
             ]
             factors = [factor for both in pieces for factor in both]
             if plan.cluster > 1 and not all(both[1].by_engine for both in pieces):
@@ -122,9 +143,15 @@ class _RoleMatrix:
                     "expected a second factor that the copy engine can bring to clusters",
                     where=f"@{self.name}",
                 )
+            if plan.turners and not all(f.by_engine for f in factors):
+                raise InputError(
+                    "expected factors that the copy engine can bring where one is turned",
+                    where=f"@{self.name}",
+                )
             self.results = self._engine_results()
             stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
-            tiles = [f.tiles for f in factors]
+            self.turning = self._turning(factors[-1]) if plan.turners else None
+            tiles = [f.tiles for f in factors if not plan.turners or f.operand == 0]
             scope = "cluster" if plan.cluster > 1 else "block"
             ring = w.b.value(
                 "thread.channel", *tiles, hint="ring", slots=plan.stages, scope=scope,
@@ -137,9 +164,11 @@ class _RoleMatrix:
                     factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
             with w.role("copy", plan.copiers, copiers):
                 self._copy(factors, ring)
-                if plan.parts > 1:
-                    meet(w)
-                    meet(w)
+                self._meet_others()
+            if self.turning is not None:
+                with w.role("turn", plan.turners, TURNER_REGISTERS if others else 0):
+                    self._turn(self.turning)
+                    self._meet_others()
             if plan.parts > 1:
                 with w.role("multiply", plan.team_warps, others):
                     self._multiply_part(pieces, ring)
@@ -149,6 +178,23 @@ class _RoleMatrix:
                     self._multiply(pieces, ring, orders, stage, team)
         func = w.finish()
         return func.with_attrs(resident=plan.resident) if plan.resident > 1 else func
+
+    def _turning(self, columns: Staged) -> _Turning:
+        rows = TurnedRows(self.w, self.plan, columns)
+        slots = columns.tiles.tensor.shape[0]
+        return _Turning(
+            self.w.b.value("thread.channel", columns.tiles, hint="columns", slots=slots),
+            rows,
+            self.w.b.value(
+                "thread.channel", rows.tiles, hint="turned", slots=TURNED_SLOTS, divided=self.plan.teams > 1
+            ),
+        )
+
+    def _meet_others(self) -> None:
+        """In a role without results: be there when the blocks that share a tile meet."""
+        if self.plan.parts > 1:
+            meet(self.w)
+            meet(self.w)
 
     def _order(self, team: int) -> Value | None:
         """The channel by which a team hands the turn on; none where no tile follows one of its own."""
@@ -181,9 +227,11 @@ class _RoleMatrix:
         share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
         if share >= MOST_REGISTERS:
             return 0, 0
-        copiers, others = WARP * plan.copiers, plan.threads - WARP * plan.copiers
+        copiers, turners = WARP * plan.copiers, WARP * plan.turners
+        others = plan.threads - copiers - turners
         each = COPIER_REGISTERS[by_engine]
-        left = (share * plan.threads - each * copiers) // others // REGISTER_UNIT * REGISTER_UNIT
+        left = share * plan.threads - each * copiers - TURNER_REGISTERS * turners
+        left = left // others // REGISTER_UNIT * REGISTER_UNIT
         return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
 
     @contextmanager
@@ -231,10 +279,32 @@ class _RoleMatrix:
             for mask, chunks in self._lengths():
                 with w.when(mask), w.loop("chunk", chunks) as chunk:
                     item = w.simple(tile.item + chunk)
-                    w.b.do("thread.acquire", ring, item=item)
-                    for factor in reversed(factors):
-                        factor.fetch(chunk, w.simple(item % self.plan.stages))
-                    w.b.do("thread.publish", ring, item=item)
+                    if self.turning is not None:
+                        self._fill(self.turning.columns, factors[1:], chunk, item)
+                        self._fill(ring, factors[:1], chunk, item)
+                    else:
+                        self._fill(ring, factors, chunk, item)
+
+    def _fill(self, channel: Value, factors: list[Staged], chunk: Expr, item: Expr) -> None:
+        """Copy a chunk of some factors as an item of their channel."""
+        w = self.w
+        w.b.do("thread.acquire", channel, item=item)
+        for factor in reversed(factors):
+            factor.fetch(chunk, w.simple(item % factor.tiles.tensor.shape[0]))
+        w.b.do("thread.publish", channel, item=item)
+
+    def _turn(self, turning: _Turning) -> None:
+        """Write the columns of every chunk as rows, while those before are multiplied."""
+        w, slots = self.w, turning.rows.columns.tiles.tensor.shape[0]
+        with self._tiles(None) as tile:
+            for mask, chunks in self._lengths():
+                with w.when(mask), w.loop("chunk", chunks) as chunk:
+                    item = w.simple(tile.item + chunk)
+                    w.b.do("thread.receive", turning.columns, item=item)
+                    w.b.do("thread.acquire", turning.turned, item=item)
+                    turning.rows.turn(w.simple(item % slots), w.simple(item % TURNED_SLOTS))
+                    w.b.do("thread.publish", turning.turned, item=item)
+                    w.b.do("thread.release", turning.columns, item=item)
 
     def _multiply(
         self, pieces: list[list[Staged]], ring: Value, orders: list[Value | None], stage: Stage, team: int
@@ -253,7 +323,7 @@ class _RoleMatrix:
             self._hand_on_turn(orders[team], tile)
             if part is None:
                 w.b.do("thread.warpgroup_wait", acc)
-                w.b.do("thread.release", ring, item=w.simple(tile.item + self.chunks - 1))
+                w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
             if self.results is not None:
                 assert not isinstance(stage, Value)
                 self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]))
@@ -276,7 +346,7 @@ class _RoleMatrix:
                 else:
                     self._sum(pieces[0], ring, acc, tile, chunks)
                     w.b.do("thread.warpgroup_wait", acc)
-                    w.b.do("thread.release", ring, item=chunks - 1)
+                    w.b.do("thread.release", self._kept(ring), item=chunks - 1)
         if part is not None:
             w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
         w.b.do("thread.barrier")
@@ -336,6 +406,9 @@ class _RoleMatrix:
     def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile, chunks: int) -> None:
         """Start all multiplications of a tile; that of the last chunk is not waited for."""
         w, plan = self.w, self.plan
+        if self.turning is not None:
+            self._sum_of_turned(self.turning, factors[0], ring, acc, tile, chunks)
+            return
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
@@ -348,6 +421,28 @@ class _RoleMatrix:
             with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):
                 if chunks > 1:
                     w.b.do("thread.release", ring, item=w.simple(item - 1))
+
+    def _kept(self, ring: Value) -> Value:
+        """The channel whose last item is multiplied until the sums of a tile are finished."""
+        return ring if self.turning is None else self.turning.turned
+
+    def _sum_of_turned(
+        self, turning: _Turning, first: Staged, ring: Value, acc: Value, tile: _Tile, chunks: int
+    ) -> None:
+        """The same with the first factor in registers, which frees its slot, and the second one turned."""
+        w, plan = self.w, self.plan
+        with w.loop("chunk", chunks) as chunk:
+            item = w.simple(tile.item + chunk)
+            w.b.do("thread.receive", ring, item=item)
+            if chunks > 1:
+                # the registers from which the chunk before is multiplied are loaded anew
+                w.b.do("thread.warpgroup_wait", acc)
+                with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):
+                    w.b.do("thread.release", turning.turned, item=w.simple(item - 1))
+            fragments = load_chunk(w, plan, first, acc, w.simple(item % plan.stages))
+            w.b.do("thread.release", ring, item=item)
+            w.b.do("thread.receive", turning.turned, item=item)
+            multiply_held(w, plan, fragments, turning.rows, acc, w.simple(item % TURNED_SLOTS))
 
     def _sum_of_pieces(
         self,

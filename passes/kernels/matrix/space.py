@@ -29,8 +29,12 @@ from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
+    LEAST_COLUMN_SLOTS,
     PIECE_COLUMNS,
     PIECE_PADS,
+    ROLE_TURNERS,
+    TURNED_SLOTS,
+    TURNER_REGISTERS,
     WARPGROUPS,
     MatrixParameters,
     MatrixTile,
@@ -205,8 +209,8 @@ class MatrixProblem:
 class MatrixSpace:
     """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
 
-    copiers, teams, blocks, cluster, parts, resident: as in the parameters; with copiers the copy engine
-    brings both factors.
+    copiers, teams, blocks, cluster, parts, resident, turners: as in the parameters; with copiers the copy
+    engine brings both factors.
     """
 
     m: IntArray
@@ -223,6 +227,7 @@ class MatrixSpace:
     cluster: IntArray
     parts: IntArray
     resident: IntArray
+    turners: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -240,7 +245,7 @@ class MatrixSpace:
     @property
     def warps(self) -> IntArray:
         """Warps per block."""
-        return self.copiers + self.multiplying_warps
+        return self.copiers + self.turners + self.multiplying_warps
 
     @property
     def by_roles(self) -> npt.NDArray[np.bool_]:
@@ -266,6 +271,7 @@ class MatrixSpace:
             cluster=names["cluster"],
             parts=names["parts"],
             resident=names["resident"],
+            turners=names["turners"],
         )
 
     def named(self, index: int) -> dict[str, int]:
@@ -285,7 +291,7 @@ def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     rows = [
         (
             *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
-            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident),
+            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident, p.turners),
         )
         for p in parameters
     ]
@@ -307,7 +313,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
         sms = hardware.sm_count
         ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in _ROLE_WARPS]
-        if not problem.stored:
+        if not problem.stored and not turns_second(problem):
             ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
         if shares:
             # Three warpgroups have no registers for sums of pieces, or for fragments, beside their sums.
@@ -332,7 +338,9 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     points = np.concatenate(parts, axis=1)
     m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
     warps = np.array(ways, dtype=np.int64)[w]
-    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *warps[:, 2:].T)
+    turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if turns_second(problem) else 0, 0)
+    further = (*warps[:, 2:].T, turners)
+    space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
 
 
@@ -378,8 +386,12 @@ def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
 
 def holds_first(problem: MatrixProblem) -> bool:
     """Return whether roles load the first factor to registers: a TF32 one that lies in columns."""
-    wide = problem.element_bytes == 4 and not problem.split
-    return wide and problem.second_rows and not problem.first_rows
+    return problem.element_bytes == 4 and not problem.split and not problem.first_rows
+
+
+def turns_second(problem: MatrixProblem) -> bool:
+    """Return whether roles turn the second factor to rows of the channel: TF32 ones, both in columns."""
+    return holds_first(problem) and not problem.second_rows
 
 
 def held_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
@@ -433,8 +445,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     three = space.team_warps > 2 * WARPGROUP_WARPS
     least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
     least = np.where((space.resident > 1) | (space.parts > 1), LEAST_RESIDENT_SUMS, least)
-    left = (registers * threads - COPIER_REGISTERS * WARP * space.copiers) // (WARP * space.multiplying_warps)
-    beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS
+    given = WARP * (COPIER_REGISTERS * space.copiers + TURNER_REGISTERS * space.turners)
+    left = (registers * threads - given) // (WARP * space.multiplying_warps)
+    beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS * (space.turners == 0)
     beside = beside + held_registers(problem, space)
     together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
     # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
@@ -444,6 +457,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     found &= (space.resident == 1) | fits
     held = space.by_roles & holds_first(problem)
     found &= ~held | ((beside <= left) & (space.stages >= LEAST_HELD_STAGES))
+    wide = (space.n >= ROW_BYTES[-1] // problem.row_bytes) & (beside_one <= registers)
+    found &= (space.turners == 0) | wide
     found &= ~(space.by_roles & three) | (sums <= MOST_SUMS_OF_THREE * WARP * space.team_warps)
     found &= ~space.by_roles | (
         (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
@@ -546,10 +561,21 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     if problem.split and not problem.stored:  # the second factor's pieces
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
+    if turns_second(problem):
+        # Sums find room where chunks of the first factor were, or behind everything.
+        first, row = space.stages * space.m, space.k * problem.element_bytes
+        turned = (first + slots_of_columns(space) * columns + TURNED_SLOTS * space.n) * row
+        ring = np.where(space.by_roles, turned, ring)
+        sums = np.where(space.by_roles & (sums > first * row), turned + sums, sums)
     staging = _STAGING_BYTES[problem.stored][space.n // space.warps_n]
     pieces = space.multiplying_warps * staging + ROLE_BARRIER_BYTES
     staged = np.where(space.parts > 1, np.maximum(ring, sums) + ROLE_BARRIER_BYTES, ring + pieces)
     return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
+
+
+def slots_of_columns(space: MatrixSpace) -> IntArray:
+    """Slots of a second factor that is turned (`parameters.column_slots`)."""
+    return np.maximum(LEAST_COLUMN_SLOTS, space.stages - TURNED_SLOTS)
 
 
 def in_whole_waves(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
@@ -590,9 +616,12 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     if problem.split:
         share = PIECE_BYTES / problem.element_bytes
         readers = np.where(space.groups > 0, (problem.products * readers + PIECES) * share + 1.0, readers)
-    # Elements of columns are loaded one by one, two lanes of a warp from each bank.
-    first = np.where(space.by_roles & holds_first(problem), HELD_READS, 1) * space.warps_n
-    return np.asarray(space.m * (first + 1) + space.n * (readers + 1))
+    # Elements of columns are loaded one by one, two lanes of a warp from each bank unless their order is that
+    # of a factor that was turned. That was read and written besides.
+    held = space.by_roles & holds_first(problem) & (space.turners == 0)
+    first = np.where(held, HELD_READS, 1) * space.warps_n
+    turned = np.where(space.turners > 0, 2, 0)
+    return np.asarray(space.m * (first + 1) + space.n * (readers + turned + 1))
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -9,13 +9,21 @@ from math import prod
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.hardware_facts import LINE_BYTES, WARP
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
 from tilewright.ir.thread.split_ops import GROUP
 from tilewright.ir.thread.tensor_maps import RANK, ROUNDED
+from tilewright.ir.thread.warpgroup_ops import TURNED_STEP, TURNED_WORDS
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
-from tilewright.passes.kernels.matrix.parameters import ENGINE, WARPGROUPS, MatrixParameters, panel_columns
+from tilewright.passes.kernels.matrix.parameters import (
+    ENGINE,
+    TURNED_SLOTS,
+    WARPGROUPS,
+    MatrixParameters,
+    panel_columns,
+)
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -84,7 +92,7 @@ class Staged:
     @property
     def held(self) -> bool:
         """Whether warpgroups multiply the first factor from registers: one of 32 bits that lies turned."""
-        return self.turned and self.size == 4
+        return self.turned and self.size == 4 and not self.operand
 
     @property
     def sharers(self) -> int:
@@ -287,6 +295,52 @@ class Staged:
             if low < 0 or high >= extent:
                 found.append((at, 0, extent))
         return tuple(found)
+
+
+class TurnedRows:
+    """Tiles of rows of the channel, [slot, row, k], to which a role of its own turns panels of columns.
+
+    Warpgroups multiply factors of 32 bits in such rows alone, where the first one is not in registers.
+
+    Along k every eight elements are in the order 0 2 4 6 1 3 5 7, as fragments of the other factor are
+    loaded: so those loads, and what is read and written here, meet each bank once.
+    """
+
+    turned = False
+
+    def __init__(self, w: Writer, plan: MatrixParameters, columns: Staged) -> None:
+        self.w, self.plan, self.columns = w, plan, columns
+        shape, dtype = (TURNED_SLOTS, columns.rows, plan.block.k), columns.tiles.tensor.dtype
+        self.tiles = w.alloc(shape, dtype, "shared", "b_rows", swizzled=True, align=WARPGROUP_ALIGNMENT)
+
+    def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of an element."""
+        return (slot, outer, k)
+
+    def turn(self, source: Expr, slot: Expr) -> None:
+        """Turn a chunk in one slot of the columns to rows in another: all threads of the role together.
+
+        Eight threads read eight neighbouring pieces of rows and write pieces of as many places along k: the
+        banks of both are all different.
+        """
+        w, pieces = self.w, self.plan.block.k // TURNED_WORDS
+        # as many pieces of a row, and along k, as eight threads have
+        together = LINE_BYTES // (self.columns.size * TURNED_WORDS)
+        groups = -(-self.columns.rows // (together * TURNED_WORDS)) * pieces
+        count, threads = groups * together, WARP * self.plan.turners
+        with w.loop("f", -(-count // threads), unroll=1) as step:
+            linear = w.simple(step * threads + Sym("tid"))
+            lane, group = w.simple(linear % together), w.simple(linear // together)
+            piece = w.simple((lane * 2 + lane // 4 + group) % pieces)
+            column = w.simple((group // pieces * together + lane) * TURNED_WORDS)
+            # every second row of eight, from the first or the second on
+            first = piece // TURNED_STEP * (TURNED_STEP * TURNED_WORDS) + piece % TURNED_STEP
+            with w.when((*w.below(linear, count), *w.below(column, self.columns.rows))):
+                w.b.do(
+                    "thread.turn_shared", self.columns.tiles, self.tiles,
+                    src=tuple(map(w.simple, self.columns.place(source, column, first))),
+                    dst=tuple(map(w.simple, self.place(slot, column, piece * TURNED_WORDS))),
+                )  # fmt: skip
 
 
 def chunk_count(view: MatrixView, plan: MatrixParameters) -> int:

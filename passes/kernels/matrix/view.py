@@ -332,9 +332,15 @@ def takes_warpgroups(view: MatrixView) -> bool:
 def takes_roles(view: MatrixView) -> bool:
     """Return whether warpgroups that nothing but multiply take such tiles: TF32 ones that the engine rounds.
 
-    The first factor may then lie in columns of the channel, from which they load registers.
+    The first factor may then lie in columns of the channel, from which they load registers; the second may
+    besides, where a role turns it.
     """
-    return takes_warpgroups(view) or (view.rounds and view.in_rows(1))
+    return takes_warpgroups(view) or (view.rounds and (view.in_rows(1) or not view.in_rows(0)))
+
+
+def turns_second(view: MatrixView) -> bool:
+    """Return whether roles turn the second factor to rows of the channel: TF32 ones, both in columns."""
+    return view.rounds and not view.in_rows(0) and not view.in_rows(1)
 
 
 def plain(at: tuple[Expr, ...]) -> bool:

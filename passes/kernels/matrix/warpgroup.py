@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from typing import Protocol
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, WARP, WARPGROUP_WARPS
@@ -27,6 +27,17 @@ def warpgroup_column(w: Writer, plan: MatrixParameters) -> Expr:
     return w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
 
 
+class Tiles(Protocol):
+    """A ring of tiles of one factor, as warpgroups multiply them."""
+
+    tiles: Value
+    turned: bool
+
+    def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of an element in the ring."""
+        ...
+
+
 def start_multiplying(
     w: Writer,
     plan: MatrixParameters,
@@ -40,19 +51,18 @@ def start_multiplying(
 ) -> None:
     """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie.
 
-    TF32 factors in columns of the channel are loaded to registers, where nothing may be multiplied from yet.
+    A first TF32 factor in columns of the channel is loaded to registers, where nothing may be multiplied from
+    yet.
 
     fresh: `acc` is that product alone. opens, closes: whether it is the first and the last of its group.
     """
     a, b = factors
-    first, _ = warpgroup_rows(w, plan)
-    column = warpgroup_column(w, plan)
     if a.held:
-        _multiply_turned(w, plan, a, b, acc, slot, column)
+        multiply_held(w, plan, load_chunk(w, plan, a, acc, slot), b, acc, slot)
         return
-    at = a.place(slot, first, 0)
+    first, _ = warpgroup_rows(w, plan)
     _start(
-        w, plan, a.tiles, at, b, b.place(slot, column, 0), acc,
+        w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, warpgroup_column(w, plan), 0), acc,
         turned=a.turned, fresh=fresh, opens=opens, closes=closes,
     )  # fmt: skip
 
@@ -72,14 +82,13 @@ def reduce_by_warpgroups(
     wide = a.size == 4
     unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
     ring = Ring(w, factors, chunks, slots, unread)
-    column = warpgroup_column(w, plan)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
         slot = ring.slot(chunk)
         ring.publish(slot, rounded)
         if wide:
-            _multiply_held(w, plan, a, b, acc, slot, column)
+            _multiply_as_loaded(w, plan, a, b, acc, slot)
         else:
             start_multiplying(w, plan, factors, acc, slot)
         waiting = ring.refill(chunk)
@@ -95,11 +104,12 @@ def _start(
     plan: MatrixParameters,
     a: Value,
     a_at: Sequence[Expr],
-    b: Staged,
+    b: Tiles,
     b_at: Sequence[Expr],
     acc: Value,
     *,
     turned: bool = False,
+    steps: int = 0,
     fresh: bool = False,
     opens: bool = True,
     closes: bool = True,
@@ -108,45 +118,52 @@ def _start(
         "thread.warpgroup_mma", a, b.tiles, acc,
         a_at=tuple(map(w.simple, a_at)), b_at=tuple(map(w.simple, b_at)),
         a_turned=turned, b_turned=b.turned,
-        engine=plan.engine, fresh=fresh, opens=opens, closes=closes,
+        engine=plan.engine, steps=steps, fresh=fresh, opens=opens, closes=closes,
     )  # fmt: skip
 
 
-def _multiply_held(
-    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
-) -> None:
-    """A chunk with the first factor in registers: while a step is multiplied the next one is loaded."""
-    depth = MMA_K_BYTES // a.size
-    steps, tiles = plan.block.k // depth, acc.tensor.shape[0]
-    fragments = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
-    _, own = warpgroup_rows(w, plan)
-    for step in range(steps):
-        for i in range(tiles):
-            row = own + i * WARPGROUP_WARPS * MMA_M
-            w.b.do(
-                "thread.load_fragment", fragments, a.tiles,
-                at=tuple(map(w.simple, a.place(slot, row, step * depth))),
-                role="a", transposed=False, item=(step, i), count=1, rounding="tf32",
-            )  # fmt: skip
-        _start(w, plan, fragments, (step,), b, b.place(slot, column, step * depth), acc)
+def load_chunk(w: Writer, plan: MatrixParameters, a: Staged, acc: Value, slot: Expr) -> Value:
+    """A chunk of a first factor of 32 bits in registers: a fragment for each step and 16 rows."""
+    fragments = _fragments(w, plan, a, acc)
+    for step in range(fragments.tensor.shape[0]):
+        _load_step(w, plan, a, fragments, slot, step)
+    return fragments
 
 
-def _multiply_turned(
-    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr, column: Expr
+def multiply_held(
+    w: Writer, plan: MatrixParameters, fragments: Value, b: Tiles, acc: Value, slot: Expr
 ) -> None:
-    """A chunk with the first factor, which lies in columns of the channel, in registers: one group."""
+    """Start to add the product of a whole chunk, whose first factor is in registers, to `acc`: one group."""
+    at = b.place(slot, warpgroup_column(w, plan), 0)
+    _start(w, plan, fragments, (0,), b, at, acc, steps=fragments.tensor.shape[0])
+
+
+def _multiply_as_loaded(
+    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr
+) -> None:
+    """The same, but while a step is multiplied the next one is loaded: a group for each."""
+    fragments, column = _fragments(w, plan, a, acc), warpgroup_column(w, plan)
+    for step in range(fragments.tensor.shape[0]):
+        _load_step(w, plan, a, fragments, slot, step)
+        at = b.place(slot, column, step * fragments.tensor.shape[-1])
+        _start(w, plan, fragments, (step,), b, at, acc)
+
+
+def _fragments(w: Writer, plan: MatrixParameters, a: Staged, acc: Value) -> Value:
+    """Registers for a chunk of the first factor: [step, tile of rows, 16, depth]."""
     depth = MMA_K_BYTES // a.size
-    steps, tiles = plan.block.k // depth, acc.tensor.shape[0]
-    fragments = w.alloc((steps, tiles, MMA_M, depth), a.tiles.tensor.dtype, "frag", "a")
+    shape = (plan.block.k // depth, acc.tensor.shape[0], MMA_M, depth)
+    return w.alloc(shape, a.tiles.tensor.dtype, "frag", "a")
+
+
+def _load_step(w: Writer, plan: MatrixParameters, a: Staged, fragments: Value, slot: Expr, step: int) -> None:
+    """Load one step of a chunk, rounded to TF32 unless the copy engine rounded it on its way."""
+    _, tiles, _, depth = fragments.tensor.shape
     _, own = warpgroup_rows(w, plan)
-    for step, i in product(range(steps), range(tiles)):
+    for i in range(tiles):
+        at = a.place(slot, own + i * WARPGROUP_WARPS * MMA_M, step * depth)
         w.b.do(
             "thread.load_fragment", fragments, a.tiles,
-            at=tuple(map(w.simple, a.place(slot, own + i * WARPGROUP_WARPS * MMA_M, step * depth))),
-            role="a", transposed=True, item=(step, i), count=1,
+            at=tuple(map(w.simple, at)), role="a", transposed=a.turned, item=(step, i), count=1,
+            rounding="" if a.by_engine else "tf32", paired=plan.turners > 0,
         )  # fmt: skip
-    w.b.do(
-        "thread.warpgroup_mma", fragments, b.tiles, acc,
-        a_at=(0,), b_at=tuple(map(w.simple, b.place(slot, column, 0))),
-        engine=plan.engine, steps=steps,
-    )  # fmt: skip

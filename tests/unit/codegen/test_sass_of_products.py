@@ -15,6 +15,7 @@ from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 
 STAYS = {"blocks": 132}
+TURNED = gemm("f32", 4096, 4096, 4096, "cm", "cn")
 KERNELS = {
     "128x256 in rows": (gemm("bf16", 4096, 4096, 4096), (128, 256, 64, 8, 1, 4), STAYS),
     "two teams of 128x192": (gemm("f16", 8192, 768, 768), (128, 192, 64, 4, 1, 4), STAYS | {"teams": 2}),
@@ -29,6 +30,13 @@ KERNELS = {
     "two blocks": (gemm("f16", 50176, 512, 256), (128, 128, 64, 4, 1, 3), {"blocks": 264, "resident": 2}),
     "TF32 in rows": (gemm("f32", 4096, 4096, 4096), (128, 256, 32, 8, 1, 4), STAYS),
     "TF32 in columns": (gemm("f32", 4096, 4096, 4096, "cm", "nc"), (128, 256, 32, 8, 1, 4), STAYS),
+    "TF32, the second turned": (TURNED, (256, 128, 32, 8, 1, 3), STAYS | {"turners": 4}),
+    "two teams of turned ones": (TURNED, (128, 128, 32, 4, 1, 4), STAYS | {"turners": 4, "teams": 2}),
+    "parts of turned ones": (
+        gemm("f32", 768, 768, 8192, "cm", "cn"),
+        (128, 128, 32, 8, 1, 4),
+        {"turners": 4, "parts": 3},
+    ),
     "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
     "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
 }

@@ -251,5 +251,5 @@ def test_wrong_fragments_are_named():
     wide = Value(TensorType("f32", (16, 16), space="frag"))
     with pytest.raises(InputError, match=r"expected tiles \[\.\.\., 16, 8\] in frag"):
         b.do("thread.pack_fragment", sums, wide, item=(0,), to=())
-    with pytest.raises(InputError, match="rows in pairs of second factors of f32"):
+    with pytest.raises(InputError, match="pairs along the sum of factors of f32"):
         b.do("thread.load_fragment", narrow, memory, at=(0, 0), role="b", paired=True)

@@ -1,5 +1,6 @@
 """Products by roles on the emulator against float64: chunks through a channel, grids that stay, two teams."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -25,14 +26,19 @@ from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.compilation.kernel_builds import emit_kernels
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import Func, InputError, Module, WorkError, walk
+from tilewright.ir import Block, Func, InputError, Module, Op, WorkError, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import matrix_space_of, shared_bytes
+from tilewright.passes.thread.place_barriers import place_barriers
 from tilewright.runtime.errors import DeviceError
 
 pytestmark = pytest.mark.emulator
+
+
+#: a role that turns the second factor
+TURNS = {"turners": 4}
 
 
 def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int | str) -> Func:
@@ -101,6 +107,13 @@ def rounded(factor: np.ndarray) -> np.ndarray:
         (("cm", "nc"), (136, 72, 136), (128, 32, 32, 4, 1, 4), {"blocks": 1, "teams": 2}),
         (("mc", "cn"), (72, 136, 72), (128, 32, 32, 4, 1, 3), {"blocks": 2, "exchanged": True}),
         (("cm", "nc"), (64, 40, 24), (64, 32, 32, 4, 1, 2), {"stores": "engine"}),  # a single chunk
+        # the second factor is turned: ragged everywhere, two warpgroups, teams, more columns than panels
+        (("cm", "cn"), (72, 40, 200), (64, 32, 32, 4, 1, 3), TURNS | {"blocks": 3}),
+        (("cm", "cn"), (136, 72, 136), (128, 32, 32, 8, 1, 5), TURNS | {"blocks": 2}),
+        (("cm", "cn"), (136, 104, 140), (128, 48, 32, 8, 1, 2), TURNS | {"blocks": 2}),
+        (("cm", "cn"), (136, 100, 136), (128, 64, 32, 4, 1, 4), TURNS | {"blocks": 1, "teams": 2}),
+        (("cm", "cn"), (64, 40, 24), (64, 32, 32, 4, 1, 3), TURNS | {"stores": "engine"}),
+        (("cm", "cn"), (72, 136, 72), (128, 32, 32, 4, 1, 3), TURNS | {"blocks": 2, "exchanged": True}),
     ],
 )
 def test_factors_that_the_engine_rounds_to_tf32(orders, size, tiles, more):
@@ -112,6 +125,28 @@ def test_factors_that_the_engine_rounds_to_tf32(orders, size, tiles, more):
     want = rounded(first) @ rounded(second).T
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
     assert_close(got, first.astype(np.float64) @ second.astype(np.float64).T, "f32")
+
+
+RELU = """%y = tensor.map(%p, %bias, par = (b: 2, m: 72, n: 68), reads = [[b, m, n], [n]]) : f32[2, 72, 68] {
+  ^(%1: f32, %2: f32)
+  %3 = scalar.add(%1, %2) : f32
+  %4 = scalar.const(value = 0.0, dtype = "f32") : f32
+  %5 = scalar.max(%3, %4) : f32
+  scalar.yield(%5)
+}"""
+
+
+@pytest.mark.parametrize("more", [{"blocks": 3}, {"blocks": 2, "teams": 2}, {"parts": 2}])
+def test_turned_factors_of_small_integers_are_multiplied_exactly(more):
+    """Batches, ragged edges of all three extents, a bias and a maximum, in several orders of threads."""
+    kernel = gemm("f32", 72, 68, 132, "cm", "cn", batch=2, epilogue=RELU, extra=["%bias: f32[68]"])
+    rng = np.random.default_rng(5)
+    a, b, bias = (rng.integers(-9, 10, p.tensor.shape).astype(np.float32) for p in kernel.params)
+    func = by_roles(kernel, 64, 48, 32, 4, 1, 3, transport="engine", **TURNS, **more)
+    want = np.maximum(a.swapaxes(1, 2).astype(np.float64) @ b.astype(np.float64) + bias, 0.0)
+    for seed in (0, 3):
+        (got,) = run(func, "emulator", [a, b, bias], seed=seed).values()
+        np.testing.assert_array_equal(got.astype(np.float64), want)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
@@ -220,6 +255,23 @@ def test_the_model_counts_what_a_block_by_roles_has_in_shared_memory(columns, pa
     assert 0.95 * counted < emit_cuda(func).shared_bytes_dynamic <= counted
 
 
+@pytest.mark.parametrize(
+    ("tiles", "more"),
+    [
+        ((256, 128, 32, 8, 1, 3), {"blocks": 132}),
+        ((128, 144, 32, 8, 1, 5), {"blocks": 132}),
+        ((128, 128, 32, 8, 1, 3), {"parts": 2}),  # sums find no room where the first factor was
+        ((128, 96, 32, 8, 1, 5), {"parts": 2}),
+    ],
+)
+def test_the_model_counts_the_slots_of_a_factor_that_is_turned(tiles, more):
+    kernel = gemm("f32", 256, 720, 2048, "cm", "cn")
+    func = by_roles(kernel, *tiles, transport="engine", **TURNS, **more)
+    plan = replace(matrix_parameters(*tiles, engine="wgmma"), copiers=4, turners=4, **more)
+    counted = shared_bytes(matrix_problem(kernel, view_of(kernel)), matrix_space_of(plan))[0]
+    assert 0.95 * counted < emit_cuda(func).shared_bytes_dynamic <= counted
+
+
 def test_blocks_with_more_shared_memory_than_there_is_are_refused():
     """128 x 144 with five slots: 233,552 bytes where a block can have 232,448."""
     func = by_roles(
@@ -278,7 +330,9 @@ def test_impossible_roles_are_refused(more, message):
     [
         (("cm", "nc"), {}, "the copy engine for TF32 factors in columns"),
         (("mc", "cn"), {"transport": "engine"}, "in rows of the channel for warpgroups"),
-        (("cm", "cn"), {"transport": "engine", "exchanged": True}, "in rows of the channel for warpgroups"),
+        (("cm", "cn"), {"transport": "engine"}, "4 warps that turn .* columns of the channel, got 0"),
+        (("cm", "nc"), {"transport": "engine"} | TURNS, "0 warps that turn .* rows of the channel, got 4"),
+        (("cm", "cn"), {"transport": "engine", "cluster": 2} | TURNS, "no clusters that share copies"),
     ],
 )
 def test_tf32_factors_in_columns_are_refused_where_nothing_takes_them(orders, more, message):
@@ -289,7 +343,11 @@ def test_tf32_factors_in_columns_are_refused_where_nothing_takes_them(orders, mo
 def faulty(old: str, new: str) -> np.ndarray:
     """The result of a product by roles on the emulator, after its C text was changed on purpose."""
     kernel = gemm("f16", 70, 40, 200)
-    emitted = emit_cuda(by_roles(kernel, 64, 32, 64, 4, 1, 2, blocks=1))
+    return changed(kernel, by_roles(kernel, 64, 32, 64, 4, 1, 2, blocks=1), old, new)
+
+
+def changed(kernel: Func, func: Func, old: str, new: str) -> np.ndarray:
+    emitted = emit_cuda(func)
     assert old in emitted.source
     plan = plan_of(replace(emitted, source=emitted.source.replace(old, new)))
     with device("emulator").load(plan, {}) as loaded:
@@ -313,6 +371,54 @@ def test_faults_of_emitted_text_are_found(old, new, message):
         return
     with pytest.raises(DeviceError, match=message):
         faulty(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tw_mbarrier_arrive_warp(&columns[1]", "(void)(&columns[1]", "stuck: role copy"),
+        (
+            "tw_mbarrier_arrive_warpgroup(&turned[1]",
+            "(void)(&turned[1]",
+            "role turn waits to acquire",
+        ),
+    ],
+    ids=["columns kept", "rows kept"],
+)
+def test_faults_of_a_role_that_turns_are_found(old, new, message):
+    kernel = gemm("f32", 72, 40, 200, "cm", "cn")
+    func = by_roles(kernel, 64, 32, 32, 4, 1, 3, blocks=1, transport="engine", **TURNS)
+    text = emit_cuda(func).source
+    # the emulator sees no plain stores: the fence behind these stands in the text
+    assert re.search(r"tw_publish_shared\(\);\s+tw_mbarrier_arrive\(&turned\[0\]", text)
+    with pytest.raises(DeviceError, match=message):
+        changed(kernel, func, old, new)
+
+
+def without(block: Block, dropped: Op) -> Block:
+    """The block without an op, wherever in it that stands."""
+    ops = (
+        op if op.body is None else replace(op, body=without(op.body, dropped))
+        for op in block.ops
+        if op is not dropped
+    )
+    return block.with_ops(tuple(ops))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("thread.receive", "role turn reads slot 0 of b_tiles, which holds no item of channel columns"),
+        ("thread.acquire", "role turn fills slot 0 of b_rows, which holds no item of channel turned"),
+    ],
+)
+def test_chunks_that_are_turned_without_waiting_are_refused(name, message):
+    kernel = gemm("f32", 72, 40, 200, "cm", "cn")
+    func = by_roles(kernel, 64, 32, 32, 4, 1, 3, blocks=1, transport="engine", **TURNS)
+    turn = next(op for op in func.body.ops if op.get("name") == "turn")
+    waits = next(op for op in walk(turn.body) if op.name == name)
+    with pytest.raises(InputError, match=message):
+        place_barriers.run(func.with_body(without(func.body, waits)), CTX)
 
 
 def test_too_few_slots_are_refused():

@@ -56,6 +56,8 @@ def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1,
         ("bf16", ("cm", "cn"), (136, 72, 320), (128, 64, 64, 8, 1, 2), {"parts": 5, **ROLES}),
         ("bf16", ("cm", "cn"), (200, 64, 256), (192, 64, 64, 12, 1, 2), {"parts": 2, **ROLES}),
         ("f16", ("mc", "nc"), (70, 40, 200), (32, 32, 64, 1, 2, 3), {"parts": 2, "warps_k": 2}),
+        ("f32", ("cm", "cn"), (72, 40, 196), (64, 32, 32, 4, 1, 3), {"parts": 3, "turners": 4, **ROLES}),
+        ("f32", ("cm", "cn"), (136, 104, 160), (128, 96, 32, 8, 1, 3), {"parts": 2, "turners": 4, **ROLES}),
     ],
 )  # fmt: skip
 def test_products_in_every_order_of_threads(dtype, orders, size, tiles, more):
