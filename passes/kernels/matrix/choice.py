@@ -29,6 +29,7 @@ from tilewright.passes.kernels.matrix.space import (
     matrix_space,
     rounds_first,
     takes_roles,
+    turns_second,
 )
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 
@@ -130,16 +131,19 @@ def on_tensor_cores_of(
 def _exchanged(
     kernel: Func, view: MatrixView, problem: MatrixProblem, hardware: GpuHardware
 ) -> tuple[MatrixView, MatrixProblem]:
-    """The product with its factors exchanged where only so roles take it, and sooner by the model."""
-    if not view.rounds or takes_roles(problem, hardware):
+    """The product with its factors exchanged where so roles take it, or turn less, and sooner by the model.
+
+    Of two factors in columns roles turn the second one; tiles are higher than wide then.
+    """
+    if not view.rounds or (takes_roles(problem, hardware) and not turns_second(problem)):
         return view, problem
     other = view.exchange()
     turned = matrix_problem(kernel, other)
     if not takes_roles(turned, hardware):
         return view, problem
-    best = choose_matrix(turned, hardware)
-    own = choose_matrix(problem, hardware).estimate_s
-    if best.parameters.copiers and best.estimate_s < TF32_ROLES_GAIN * own:
+    best, own = choose_matrix(turned, hardware), choose_matrix(problem, hardware)
+    gain = ROLES_GAIN if own.parameters.copiers else TF32_ROLES_GAIN
+    if best.parameters.copiers and best.estimate_s < gain * own.estimate_s:
         return other, turned
     return view, problem
 

@@ -143,9 +143,9 @@ class _RoleMatrix:
                     "expected a second factor that the copy engine can bring to clusters",
                     where=f"@{self.name}",
                 )
-            if plan.turners and not all(f.by_engine for f in factors):
+            if self.view.rounds and not all(f.by_engine for f in factors):
                 raise InputError(
-                    "expected factors that the copy engine can bring where one is turned",
+                    "expected TF32 factors that the copy engine can bring, which rounds them",
                     where=f"@{self.name}",
                 )
             self.results = self._engine_results()

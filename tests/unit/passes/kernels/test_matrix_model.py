@@ -143,6 +143,16 @@ def test_products_are_taken_the_other_way_around(second, weights, exchanged):
     assert plan.exchanged is exchanged
 
 
+def test_the_factor_with_fewer_columns_is_turned():
+    """Of two factors in columns: tiles are higher than wide, so that less is turned."""
+    plans = [
+        decision_of(chosen_for(gemm("f32", m, n, 16384, "cm", "cn"), "cuda:sm_90a")).parameters
+        for m, n in ((2048, 256), (256, 2048))
+    ]
+    assert [plan.exchanged for plan in plans] == [True, False]
+    assert all(plan.turners and plan.block.m > plan.block.n for plan in plans)
+
+
 def test_split_factors_cost_six_products():
     """Of 16-bit factors, beside what splits them; warpgroups take no short sums of them."""
     split = choose_matrix(PROBLEMS["split"], H100)
