@@ -329,6 +329,25 @@ static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b
         sums[i] = (float)sum;
     }
 }
+// Bytes, each factor signed or not: sums wrap at 32 bits.
+template <class Byte>
+static inline int tw_tile_byte(unsigned long long tile, int row, int k) {
+    const int around = 16 >> (tile >> 62);
+    unsigned long long at = (tile << 2 >> 2 << 4) + row * around * 16 + k;
+    at ^= (at >> 7 & (around - 1)) << 4;
+    return *(const Byte*)at;
+}
+template <int n, class A, class B, bool fresh>
+static void tw_warpgroup_bytes(float* sums, unsigned long long a, unsigned long long b) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    int* whole = (int*)sums;
+    for (int i = 0; i < n / 2; ++i) {
+        const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        unsigned int sum = fresh ? 0u : (unsigned int)whole[i];
+        for (int k = 0; k < 32; ++k) sum += (unsigned int)(tw_tile_byte<A>(a, row, k) * tw_tile_byte<B>(b, column, k));
+        whole[i] = (int)sum;
+    }
+}
 // The first factor from registers, which a quad of lanes holds of each two rows: what it is now is what counts.
 struct TwHeld { const float* a; float rows[2][8]; };
 static void tw_held_together(void** lanes, int present) {
@@ -397,7 +416,16 @@ static void tw_warpgroup_held_pairs(float* sums, unsigned long long a, unsigned 
 #define TW_WGMMA_HELD(dtype, n, value)                                                                       \
     TW_WGMMA_HELD_OF(dtype##_held, n, value, false, false) TW_WGMMA_HELD_OF(dtype##_held_fresh, n, value, false, true) \
     TW_WGMMA_HELD_OF(dtype##_held_b, n, value, true, false) TW_WGMMA_HELD_OF(dtype##_held_b_fresh, n, value, true, true)
+#define TW_WGMMA_BYTES_OF(kind, n, A, B, fresh)                                                              \
+    template <class Int>                                                                                     \
+    static inline void tw_wgmma_##kind##_##n(Int* c, unsigned long long a, unsigned long long b) {            \
+        tw_multiply(tw_warpgroup_bytes<n, A, B, fresh>, (float*)c, a, b);                                    \
+    }
+#define TW_WGMMA_BYTES(kind, n, A, B)                                                                        \
+    TW_WGMMA_BYTES_OF(kind, n, A, B, false) TW_WGMMA_BYTES_OF(kind##_fresh, n, A, B, true)
 #define TW_WGMMA(n)                                                                                          \
+    TW_WGMMA_BYTES(i8, n, signed char, signed char) TW_WGMMA_BYTES(u8, n, unsigned char, unsigned char)       \
+    TW_WGMMA_BYTES(i8_u8, n, signed char, unsigned char) TW_WGMMA_BYTES(u8_i8, n, unsigned char, signed char) \
     TW_WGMMA_TURNED(f16, n, tw_half) TW_WGMMA_TURNED(bf16, n, tw_brain)                                       \
     TW_WGMMA_BOTH(f32, n, 4, tw_cut_tf32, false, false)                                                       \
     template <class Float>                                                                                   \
@@ -414,6 +442,8 @@ TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(2
 #undef TW_WGMMA
 #undef TW_WGMMA_TURNED
 #undef TW_WGMMA_BOTH
+#undef TW_WGMMA_BYTES
+#undef TW_WGMMA_BYTES_OF
 #undef TW_WGMMA_OF
 #undef TW_WGMMA_HELD
 #undef TW_WGMMA_HELD_OF
@@ -422,8 +452,8 @@ static inline void tw_wgmma_commit() { tw_multiply_commit(); }
 template <int pending>
 static inline void tw_wgmma_wait() { tw_multiply_wait(pending); }
 static inline void tw_publish_shared() { tw_fence(); }
-template <int count>
-static inline void tw_finished(float*) {}
+template <int count, class T>
+static inline void tw_finished(T*) {}
 static inline void tw_settled(float) {}
 
 // -- roles and channels ---------------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ def _multiply(e: Emission, op: Op) -> None:
     kind = "_held" if held else ""
     kind += "".join((*["_"][: a_turned or b_turned], *"a"[:a_turned], *"b"[:b_turned]))
     width = columns * c.type.shape[3]
-    function = e.need(f"wgmma_{a.type.dtype}{kind}_{width}")
-    first_function = e.need(f"wgmma_{a.type.dtype}{kind}_fresh_{width}") if op["fresh"] else function
+    kind = "_".join(dict.fromkeys((a.type.dtype, b.type.dtype))) + kind
+    function = e.need(f"wgmma_{kind}_{width}")
+    first_function = e.need(f"wgmma_{kind}_fresh_{width}") if op["fresh"] else function
     e.line("{")
     right = _tile(e, "right", b, op.exprs("b_at"), b_turned)
     left = "" if held else _tile(e, "left", a, op.exprs("a_at"), a_turned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from tilewright.codegen.prelude.registry import helper
-from tilewright.ir.thread.warpgroup_ops import GROUP_N, MOST_N
+from tilewright.ir.thread.warpgroup_ops import BYTES, BYTES_N, GROUP_N, MOST_N
 
 #: by the dtype of the factors: its name in the instruction, depth, and which factors may be turned
 _KINDS = {
@@ -64,6 +64,25 @@ FN void NAME(float* c, unsigned long long a, unsigned long long b) {{
             "cuda",
             emulated=True,
         )
+
+# Bytes, each factor signed or not: sums wrap at 32 bits, as without `.satfinite`.
+for _a, _b, _n, _fresh in product(BYTES, BYTES, BYTES_N, ("", "_fresh")):
+    _count = _n // 2
+    _sums = ", ".join(f"%{i}" for i in range(_count))
+    _outputs = ", ".join(f'"+r"(c[{i}])' for i in range(_count))
+    helper(
+        f"wgmma_{'_'.join(dict.fromkeys((_a, _b)))}{_fresh}_{_n}",
+        f"""
+FN void NAME(int* c, unsigned long long a, unsigned long long b) {{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n{_n}k32.s32.{_a.replace("i", "s")}.{_b.replace("i", "s")} "
+                 "{{{_sums}}}, %{_count}, %{_count + 1}, {0 if _fresh else 1};"
+                 : {_outputs}
+                 : "l"(a), "l"(b));
+}}
+""",
+        "cuda",
+        emulated=True,
+    )
 
 # The first factor from registers: those of float32 are rounded there.
 _HELD = (
@@ -128,6 +147,11 @@ template <int count>
 FN void NAME(float* sums) {
     #pragma unroll
     for (int i = 0; i < count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+template <int count>
+FN void NAME(int* sums) {
+    #pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 }
 """,
     "cuda",

@@ -20,9 +20,10 @@ _FACTORS = {"f16": (16, 16), "bf16": (16, 16), "f32": (16, 8)}
 _WARP_ACCESS = frozenset({"read", "write", "warp"})
 
 
-def _sums(t: Type) -> TensorType:
-    if not isinstance(t, TensorType) or (t.space, t.dtype, t.shape[-2:]) != ("frag", "f32", _TILE):
-        raise InputError(f"expected accumulators f32[..., 16, 8] in frag, got {t}")
+def _sums(t: Type, dtypes: Sequence[str] = ("f32",)) -> TensorType:
+    known = isinstance(t, TensorType) and t.space == "frag" and t.shape[-2:] == _TILE
+    if not isinstance(t, TensorType) or not known or t.dtype not in dtypes:
+        raise InputError(f"expected accumulators {' or '.join(dtypes)}[..., 16, 8] in frag, got {t}")
     return t
 
 
@@ -42,8 +43,9 @@ def _rows(t: TensorType, rows: Sequence[Type]) -> None:
 
 
 def _infer_get(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    _place(_sums(types[0]), attrs)
-    return [ScalarType("f32")]
+    t = _sums(types[0], ("f32", "i32"))
+    _place(t, attrs)
+    return [ScalarType(t.dtype)]
 
 
 def _infer_set(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:

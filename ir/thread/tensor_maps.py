@@ -16,7 +16,7 @@ from tilewright.ir.nodes import Attr, Func, Op, Pairs, TypedAttr, Value
 from tilewright.ir.typed_attributes import register_attribute
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.ir.types import dtype_name as short_name
-from tilewright.runtime.plan.tensor_map import ROUNDED, UNIT_BYTES, TensorMap, Window, map_faults
+from tilewright.runtime.plan.tensor_map import ROUNDED, UNIT_BYTES, TensorMap, Window, copied_as, map_faults
 
 __all__ = [
     "CLUSTER",
@@ -30,6 +30,7 @@ __all__ = [
     "TensorMap",
     "Window",
     "cluster_of",
+    "copied_as",
     "map_attribute_faults",
     "map_faults",
     "map_of",

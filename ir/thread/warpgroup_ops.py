@@ -2,9 +2,10 @@
 
 The first factor may also lie in their registers. A tile's rows are 32, 64 or 128 bytes along the reduced
 dimension, swizzled. Tiles of 16-bit elements may also be turned: panels [panel, k, column] whose rows of so
-many bytes lie along the other dimension, one for each index of the reduced one. Each thread that wrote a part
-of a tile passes `thread.fence_async_proxy`, then all pass a barrier, before it is multiplied; neither tiles
-nor sums may be touched until `thread.warpgroup_wait`.
+many bytes lie along the other dimension, one for each index of the reduced one. Products of bytes, signed or
+not, are summed exactly in 32 bits, modulo 2^32. Each thread that wrote a part of a tile passes
+`thread.fence_async_proxy`, then all pass a barrier, before it is multiplied; neither tiles nor sums may be
+touched until `thread.warpgroup_wait`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tilewright.ir.types import TensorType, Type, itemsize
 GROUP_M = 64
 #: columns come in multiples of this, up to the most
 GROUP_N, MOST_N = 8, 256
+#: bytes, of which tiles may be of one dtype each; and the columns that there are instructions for
+BYTES = ("i8", "u8")
+BYTES_N = (8, 16, 24, *range(32, MOST_N + 1, 16))
 #: bytes of a row that tiles may have
 ROW_BYTES = (32, 64, 128)
 
@@ -45,19 +49,25 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
             raise InputError(f"expected a buffer in shared and its index as {key}, got {t}")
         if t.shape[-1] * itemsize(t.dtype) not in ROW_BYTES or not isinstance(attrs[key][-1], int):
             raise InputError(f"expected rows of 32, 64 or 128 bytes from a known place, got {t}")
-    if not isinstance(c, TensorType) or c.space != "frag" or c.rank != 4 or c.dtype != "f32":
-        raise InputError(f"expected sums f32[m, n, 16, 8] in frag, got {c}")
     assert isinstance(a, TensorType)
     assert isinstance(b, TensorType)
+    kind = "i32" if a.dtype in BYTES else "f32"
+    if not isinstance(c, TensorType) or c.space != "frag" or c.rank != 4 or c.dtype != kind:
+        raise InputError(f"expected sums {kind}[m, n, 16, 8] in frag, got {c}")
     if in_registers and (a.rank != len(attrs["a_at"]) + 3 or a.shape[-3:-1] != (c.shape[0], 16)):
         raise InputError(f"expected {c.shape[0]} tiles of 16 rows at a_at, got {a}")
     n = c.shape[1] * c.shape[3]
     if c.shape[2:] != (16, 8) or n % GROUP_N or n > MOST_N:
         raise InputError(f"expected 8 to {MOST_N} columns of sums, got {c}")
+    if a.dtype in BYTES and (in_registers or n not in BYTES_N):
+        raise InputError(
+            f"expected bytes in shared, and columns in multiples of 16 from 32 on, got {a} and {c}"
+        )
     depth = MMA_K_BYTES // itemsize(a.dtype)
     a_turned, b_turned = (bool(attrs[key]) for key in TURNED)
-    if a.dtype != b.dtype or depth_of(a, a_turned) != (depth if in_registers else depth_of(b, b_turned)):
-        raise InputError(f"expected two tiles of one dtype and depth, got {a} and {b}")
+    alike = a.dtype == b.dtype or {a.dtype, b.dtype} <= {*BYTES}
+    if not alike or depth_of(a, a_turned) != (depth if in_registers else depth_of(b, b_turned)):
+        raise InputError(f"expected two tiles of one dtype, or of bytes, and of one depth, got {a} and {b}")
     most = a.shape[0] if in_registers else depth_of(b, b_turned) // depth
     if not 0 <= attrs["steps"] <= most or (in_registers and attrs["steps"] and a.rank != 4):
         raise InputError(f"expected 0 to {most} steps of {depth} elements, got {attrs['steps']} of {a}")

@@ -35,7 +35,16 @@ MAP_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     ROUNDED,
 )  # fmt: skip
+INTEGERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64", ROUNDED)
+
+
+def copied_as(dtype: str) -> str:
+    """The element type as which the copy engine copies elements of a dtype, by NumPy's name.
+
+    Raises KeyError for dtypes of no size that it copies.
+    """
+    return dtype if dtype in MAP_DTYPES else INTEGERS[DTYPES[dtype].itemsize]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from tilewright.ir import Expr, TensorType
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import domain, ranges_of
-from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, Window, map_faults
-from tilewright.ir.types import itemsize, numpy_dtype, storage_dtype
+from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, Window, copied_as, map_faults
+from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.passes.kernels.matrix.view import MatrixView
 
 #: bytes that a miss brings to the L2 cache: rows of boxes are as long
@@ -58,7 +58,7 @@ class Boxes:
         dims = (*(sizes[d] for d, _ in self.outer), *(n for n, _ in inner))
         steps = (*(step for _, step in self.outer), *(step for _, step in inner))
         return TensorMap(
-            numpy_dtype(dtype).name,
+            copied_as(storage_dtype(dtype).name),
             dims,
             tuple(step * size for step in steps[:-1]),
             (*(1 for _ in self.outer), *box),
@@ -174,7 +174,7 @@ class Windows:
         count = self.channels if isinstance(self.channel, int) else self.shape[-1]
         window = Window(tuple(s.first for s in self.space), tuple(s.last for s in self.space), chunk, pixels)
         recipe = TensorMap(
-            storage_dtype(t.dtype).name,
+            copied_as(storage_dtype(t.dtype).name),
             (*self.shape[:-1], count),
             tuple(step * size for step in self.strides[:-1]),
             steps=(1, *(s.stride for s in self.space), 1),

@@ -8,7 +8,7 @@ from typing import Literal
 
 from tilewright.ir import AttrRecord, Func, InputError
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
-from tilewright.ir.thread.warpgroup_ops import MOST_N, ROW_BYTES
+from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
@@ -161,12 +161,16 @@ class MatrixParameters(AttrRecord):
 
     def _check_groups(self, view: MatrixView) -> None:
         if not (takes_roles(view) if self.copiers else takes_warpgroups(view)):
-            raise InputError("expected factors of 32 bits in rows of the channel for warpgroups")
+            raise InputError("expected factors of 8 or 32 bits in rows of the channel for warpgroups")
         if self.warps.m % WARPGROUP_WARPS or self.warps.k != 1 or self.warp_n > MOST_N:
             raise InputError(
                 f"expected multiples of {WARPGROUP_WARPS} warps along m, one set of them and at most "
                 f"{MOST_N} columns each, got {self.warps.m} x {self.warps.n} x {self.warps.k} warps "
                 f"and {self.warp_n} columns"
+            )
+        if itemsize(view.dtype) == 1 and self.warp_n not in BYTES_N:
+            raise InputError(
+                f"expected columns of bytes in multiples of 16 for warpgroups, got {self.warp_n}"
             )
         row = self.block.k * itemsize("bf16" if view.splits else view.dtype)
         if row not in ROW_BYTES and any(view.along(i) in ("", view.channel) for i in (0, 1)):
@@ -190,9 +194,8 @@ class MatrixParameters(AttrRecord):
         columns = view.rounds and not (view.in_rows(0) and view.in_rows(1))
         if columns and self.transport != ENGINE:
             raise InputError("expected the copy engine for TF32 factors in columns of the channel")
-        if itemsize(view.dtype) == 1 or view.splits:
-            what = "that are split" if view.splits else f"of {view.dtype}"
-            raise InputError(f"expected factors of 16 bits or TF32 for roles, got factors {what}")
+        if view.splits:
+            raise InputError("expected factors as they are multiplied for roles, got factors that are split")
 
     def _check_turners(self, view: MatrixView) -> None:
         wanted = ROLE_TURNERS if turns_second(view) else 0

@@ -49,7 +49,7 @@ from tilewright.passes.kernels.matrix.parameters import (
 )
 from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import Staged, TurnedRows, chunk_count
-from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes
+from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import (
     load_chunk,
     multiply_held,
@@ -125,6 +125,7 @@ class _RoleMatrix:
         self.chunks, self.last_chunks = chunks_of_part(self.all_chunks, plan.parts)
         last = self._last()
         self.transposed = last in view.rows
+        self.sums = sums_of(view.dtype)
         columns = self._piece_columns()
         piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
         self.lanes = result_lanes(kernel, view, *piece)
@@ -216,7 +217,7 @@ class _RoleMatrix:
             return self.results.pieces()
         pad, columns = PIECE_PADS[self.transposed], self._piece_columns()
         shape = (columns, MMA_M + pad) if self.transposed else (MMA_M, columns + pad)
-        return self.w.alloc((self.plan.team_warps, *shape), "f32", "shared", "pieces")
+        return self.w.alloc((self.plan.team_warps, *shape), self.sums, "shared", "pieces")
 
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
@@ -311,7 +312,7 @@ class _RoleMatrix:
     ) -> None:
         w, plan = self.w, self.plan
         shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
-        acc = w.alloc(shape, "f32", "frag", "sums")
+        acc = w.alloc(shape, self.sums, "frag", "sums")
         part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
         with self._tiles(team) as tile:
             w.b.do("thread.fill_fragment", acc, value=0.0 if part is not None else self._start())
@@ -335,9 +336,9 @@ class _RoleMatrix:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
         w, plan = self.w, self.plan
         shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
-        acc = w.alloc(shape, "f32", "frag", "sums")
+        acc = w.alloc(shape, self.sums, "frag", "sums")
         part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
-        w.b.do("thread.fill_fragment", acc, value=0.0)
+        w.b.do("thread.fill_fragment", acc, value=type(self._start())(0))
         tile = self._tile(w.simple(Sym("bid.x") // plan.parts), 0, 0)
         for mask, chunks in self._lengths():
             with w.when(mask):
@@ -360,7 +361,8 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         pad = SUM_PADS[self.transposed]
         shape = (plan.block.n, plan.block.m + pad) if self.transposed else (plan.block.m, plan.block.n + pad)
-        (whole,) = w.b.emit(REUSE, (ring,), {}, types=[TensorType("f32", shape, "shared")], hint="sum_tile")
+        whole_type = TensorType(self.sums, shape, "shared")
+        (whole,) = w.b.emit(REUSE, (ring,), {}, types=[whole_type], hint="sum_tile")
         _, own = warpgroup_rows(w, plan)
         first_column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
@@ -401,7 +403,8 @@ class _RoleMatrix:
                 w.store(chain_of(w, self.op, self._index(tile, row, column)), sums, (lane,))
 
     def _start(self) -> float:
-        return float(self.op["init"][0])  # type: ignore[index, arg-type]
+        start = float(self.op["init"][0])  # type: ignore[index, arg-type]
+        return start if self.sums == "f32" else int(start)
 
     def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile, chunks: int) -> None:
         """Start all multiplications of a tile; that of the last chunk is not waited for."""
@@ -573,6 +576,6 @@ class _RoleMatrix:
     def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         w, index = self.w, self._index(tile, m, n)
         if (self.view.stored or self.plan.parts > 1) and self._start() != 0.0:
-            total = w.b.value("scalar.add", total, w.b.const(self._start(), "f32"))
+            total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)

@@ -371,7 +371,7 @@ def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     if problem.split and problem.taps * problem.channel < least:
         return False
     rows = problem.first_rows and problem.second_rows
-    taken = problem.row_bytes == 2 or (rows and problem.element_bytes == 4)
+    taken = problem.row_bytes == 2 or (rows and problem.element_bytes in (1, 4))
     return taken and hardware.wgmma_share > 0
 
 

@@ -318,7 +318,7 @@ def _terms(op: Op, e: Expr) -> tuple[dict[str, int], Expr] | None:
 
 
 def takes_warpgroups(view: MatrixView) -> bool:
-    """Return whether warpgroups multiply such tiles: of 16 bits, or of 32 in rows of the channel.
+    """Return whether warpgroups multiply such tiles: of 16 bits, or of 8 or 32 in rows of the channel.
 
     Sums of split factors must be long enough for sums that are cut off over a chunk.
     """
@@ -326,7 +326,7 @@ def takes_warpgroups(view: MatrixView) -> bool:
     if may_split(view.op) and view.size(view.taps) * view.sizes[view.channel] < least:
         return False
     size = itemsize(view.dtype)
-    return size == 2 or (size == 4 and view.in_rows(0) and view.in_rows(1))
+    return size == 2 or (view.in_rows(0) and view.in_rows(1))
 
 
 def takes_roles(view: MatrixView) -> bool:

@@ -15,7 +15,7 @@ from math import gcd
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.ir.tensor.ops import dims, domain
-from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
+from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, copied_as, map_faults
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -115,7 +115,7 @@ class EngineResults:
         warp, lane = Sym("tid") // WARP, Sym("tid") % WARP
         column = place.column + panel * self.columns
         with w.loop("j", tiles, unroll=1) as j, w.loop("half", 2, unroll=1) as half:
-            both = w.alloc((2,), "f32", "reg", "pair")
+            both = w.alloc((2,), sums.tensor.dtype, "reg", "pair")
             for pair in (0, 1):
                 element = w.b.value("thread.get_fragment", sums, item=(i, panel * tiles + j), at=(half, pair))
                 w.store(element, both, (pair,))
@@ -181,7 +181,7 @@ def _map_of(op: Op, t: TensorType, tiling: Tiling, position: int, columns: int) 
     if column_step != 1:
         return None
     recipe = TensorMap(
-        storage_dtype(t.dtype).name,
+        copied_as(storage_dtype(t.dtype).name),
         (*(par[d] for d in outer), m, n),
         (*(steps[d] * size for d in outer), row_step * size),
         (*(1 for _ in outer), MMA_M, columns),

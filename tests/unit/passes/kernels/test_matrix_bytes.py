@@ -2,53 +2,17 @@
 
 import numpy as np
 import pytest
+from byte_samples import bytes_of, gemm, product, requantised
 from codegen_samples import run
 from matrix_samples import lowered, source, view_of
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Constants, Func, parse, verify
+from tilewright.ir import Constants
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import matrix_view
-
-
-def product(
-    shapes, par, red, reads, *, init=0, fill="[none, none]", sums="i32", result="", epilogue=""
-) -> Func:
-    """A kernel around one contraction of bytes into `sums`; `epilogue` makes %y of %p."""
-    sizes = ", ".join(part.split(":")[1].strip() for part in par.split(","))
-    given = f"%x: i8[{shapes[0]}], %w: i8[{shapes[1]}]"
-    text = f"""module @m {{ tensor.func @k({given}) -> {result or sums}[{sizes}] {{
-      %p = tensor.contract(%x, %w, par = ({par}), red = ({red}), reads = [{reads[0]}, {reads[1]}],
-                           init = [{init}], fill = {fill}) : {sums}[{sizes}] {{
-        ^(%s: i8, %t: i8, %sum: {sums})
-        %u = scalar.cast(%s, dtype = "{sums}") : {sums}
-        %v = scalar.cast(%t, dtype = "{sums}") : {sums}
-        %r = scalar.fma(%u, %v, %sum) : {sums}
-        scalar.yield(%r)
-      }}
-      {epilogue}
-      tensor.return({"%y" if epilogue else "%p"})
-    }} }}"""
-    module = parse(text)
-    verify(module)
-    return module.funcs[0]
-
-
-def gemm(m, n, k, first="mc", second="nc", **more) -> Func:
-    sizes = {"m": m, "n": n, "c": k}
-    shapes = [", ".join(str(sizes[d]) for d in order) for order in (first, second)]
-    reads = [f"[{', '.join(order)}]" for order in (first, second)]
-    return product(shapes, f"m: {m}, n: {n}", f"c: {k}", reads, **more)
-
-
-def bytes_of(kernel, *, extreme=False):
-    rng = np.random.default_rng(7)
-    if extreme:
-        return [np.full(p.tensor.shape, -128, np.int8) for p in kernel.params]
-    return [rng.integers(-128, 128, p.tensor.shape).astype(np.int8) for p in kernel.params]
 
 
 def emulated(kernel, inputs, *tiles, **more):
@@ -96,23 +60,8 @@ def test_convolutions_take_taps_and_zeros_outside():
     assert np.array_equal(emulated(kernel, [x, w], 32, 16, 32, 2, 1, 3), exact)
 
 
-REQUANTISED = """%y = tensor.map(%p, par = (m: 40, n: 32), reads = [[m, n]]) : i8[40, 32] {
-  ^(%1: i32)
-  %2 = scalar.cast(%1, dtype = "f32") : f32
-  %3 = scalar.const(value = 0.001, dtype = "f32") : f32
-  %4 = scalar.mul(%2, %3) : f32
-  %5 = scalar.round(%4) : f32
-  %6 = scalar.const(value = 127.0, dtype = "f32") : f32
-  %7 = scalar.min(%5, %6) : f32
-  %8 = scalar.const(value = -128.0, dtype = "f32") : f32
-  %9 = scalar.max(%7, %8) : f32
-  %10 = scalar.cast(%9, dtype = "i8") : i8
-  scalar.yield(%10)
-}"""
-
-
 def test_requantisation_is_a_map_of_the_sums():
-    kernel = gemm(40, 32, 64, result="i8", epilogue=REQUANTISED)
+    kernel = gemm(40, 32, 64, result="i8", epilogue=requantised("m: 40, n: 32", "m, n"))
     x, w = bytes_of(kernel)
     sums = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32)
     exact = np.clip(np.round(sums * np.float32(0.001)), -128, 127).astype(np.int8)
