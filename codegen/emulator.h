@@ -250,6 +250,7 @@ static inline void tw_mma_bf16(float* c, const unsigned int* a, const unsigned i
     tw_together(-1, tw_mma_together<2, tw_brain>, &own);
 }
 // Bytes: four along k in a register, k in two halves of 16; sums wrap at 32 bits, as without .satfinite.
+template <class A, class B>
 static void tw_mma_bytes_together(void** lanes, int present) {
     if (present != 32) tw_fail("mma needs all 32 lanes of a warp", -1);
     unsigned int sums[32][4];
@@ -261,17 +262,22 @@ static void tw_mma_bytes_together(void** lanes, int present) {
                 const int half = k / 16, place = k % 16 / 4, shift = k % 4 * 8;
                 const unsigned int a = ((TwProduct*)lanes[row % 8 * 4 + place])->a[half * 2 + row / 8];
                 const unsigned int b = ((TwProduct*)lanes[column * 4 + place])->b[half];
-                sum += (unsigned int)((int)(signed char)(a >> shift) * (int)(signed char)(b >> shift));
+                sum += (unsigned int)((int)(A)(a >> shift) * (int)(B)(b >> shift));
             }
             sums[lane][i] = sum;
         }
     }
     for (int lane = 0; lane < 32; ++lane) __builtin_memcpy(((TwProduct*)lanes[lane])->c, sums[lane], sizeof sums[lane]);
 }
-static inline void tw_mma_i8(int* c, const unsigned int* a, const unsigned int* b) {
+template <class A, class B>
+static inline void tw_mma_bytes(int* c, const unsigned int* a, const unsigned int* b) {
     TwProduct own = {(float*)c, a, b};
-    tw_together(-1, tw_mma_bytes_together, &own);
+    tw_together(-1, tw_mma_bytes_together<A, B>, &own);
 }
+static inline void tw_mma_i8(int* c, const unsigned int* a, const unsigned int* b) { tw_mma_bytes<signed char, signed char>(c, a, b); }
+static inline void tw_mma_u8(int* c, const unsigned int* a, const unsigned int* b) { tw_mma_bytes<unsigned char, unsigned char>(c, a, b); }
+static inline void tw_mma_i8_u8(int* c, const unsigned int* a, const unsigned int* b) { tw_mma_bytes<signed char, unsigned char>(c, a, b); }
+static inline void tw_mma_u8_i8(int* c, const unsigned int* a, const unsigned int* b) { tw_mma_bytes<unsigned char, signed char>(c, a, b); }
 static inline void tw_mma_tf32(float* c, const float* a, const float* b) {
     TwProduct own = {c, (const unsigned int*)a, (const unsigned int*)b};
     tw_together(-1, tw_mma_together<1, tw_tf32>, &own);

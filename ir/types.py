@@ -31,6 +31,8 @@ _NUMPY: dict[str, np.dtype] = {
 #: dtypes a tensor may hold; `index` exists only for scalars.
 DTYPES = frozenset(_NUMPY)
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
+#: dtypes of quantised numbers, whose products are summed exactly in 32 bits
+BYTES = ("i8", "u8")
 #: memory spaces: device memory, block-shared memory, registers of one thread, matrix fragments of one warp.
 SPACES = frozenset({"global", "shared", "reg", "frag"})
 #: more elements than any memory holds; sizes in bytes stay within 64 bits

@@ -1,7 +1,7 @@
 """Matrix fragments of a warp: which element of a 16x16, 16x8 or 8x8 tile lies in which register of a lane.
 
 Layouts are those of the PTX manual for mma.m16n8k16 (f16, bf16), mma.m16n8k8 (tf32) and
-mma.m16n8k32 (s8).
+mma.m16n8k32 (s8, u8).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Value
 from tilewright.ir.simplify import simplify
-from tilewright.ir.types import TensorType, itemsize
+from tilewright.ir.types import BYTES, TensorType, itemsize
 
 #: 32-bit registers per lane of the tiles there are, by element bytes and shape
 _REGISTERS: dict[tuple[int, tuple[int, ...]], int] = {
@@ -35,7 +35,7 @@ ROLES = ("a", "b", "c")
 
 def registers(t: TensorType) -> int:
     """32-bit registers per lane of one tile; raises UnsupportedError for a tile no instruction takes."""
-    size = itemsize(t.dtype) if t.dtype in NARROW | {"f32", "i8"} else 0
+    size = itemsize(t.dtype) if t.dtype in NARROW | {"f32", *BYTES} else 0
     count = _REGISTERS.get((size, t.shape[-2:]))
     if (t.dtype, t.shape[-2:]) == ("i32", (16, 8)):
         count = _REGISTERS[4, (16, 8)]  # sums of bytes
@@ -76,10 +76,10 @@ def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[t
 
     paired: along the sum, factors of 32 bits are in the order 0 2 4 6 1 3 5 7.
     """
-    if t.dtype == "i8" and role == "a":
+    if t.dtype in BYTES and role == "a":
         corners = [(ROW, PAIR * 4), (ROW + 8, PAIR * 4), (ROW, PAIR * 4 + 16), (ROW + 8, PAIR * 4 + 16)]
         return [[(r, c + i) for i in range(4)] for r, c in corners]
-    if t.dtype == "i8":
+    if t.dtype in BYTES:
         return [[(PAIR * 4 + k + i, ROW) for i in range(4)] for k in (0, 16)]
     if t.dtype in NARROW and role == "a":
         starts = [(ROW, PAIR * 2), (ROW + 8, PAIR * 2), (ROW, PAIR * 2 + 8), (ROW + 8, PAIR * 2 + 8)]

@@ -9,7 +9,7 @@ from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Op
-from tilewright.ir.types import TensorType, itemsize
+from tilewright.ir.types import BYTES, TensorType, itemsize
 
 #: bytes of a row of an 8x8 matrix of 16-bit elements as ldmatrix takes it
 _ROW_BYTES = 16
@@ -18,7 +18,7 @@ _LANE = Sym("lane")
 _SHAPES: dict[tuple[int, ...], frozenset[str]] = {
     (16, 8, 16): NARROW,
     (16, 8, 8): frozenset({"f32"}),
-    (16, 8, 32): frozenset({"i8"}),
+    (16, 8, 32): frozenset(BYTES),
 }
 
 Index = tuple[Expr, ...]
@@ -47,17 +47,20 @@ def _mma(e: Emission, op: Op) -> None:
     a, b, c = (e.buffer(v) for v in op.operands)
     dtype = a.type.dtype
     shape = op.integers("shape")
-    sums = "i32" if dtype == "i8" else "f32"
-    if dtype not in _SHAPES.get(shape, ()) or b.type.dtype != dtype or c.type.dtype != sums:
+    sums = "i32" if dtype in BYTES else "f32"
+    alike = b.type.dtype == dtype or {dtype, b.type.dtype} <= {*BYTES}
+    if dtype not in _SHAPES.get(shape, ()) or not alike or c.type.dtype != sums:
         raise UnsupportedError(
             "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), summed in f32,"
-            " or [16, 8, 32] of i8, summed in i32,"
+            " or [16, 8, 32] of i8 or u8, summed in i32,"
             f" got {list(shape)} of {dtype} and {b.type.dtype} in {c.type.dtype}",
             where=op.loc,
         )
     if op["engine"] != "mma":
         raise UnsupportedError(f"thread.mma: expected engine 'mma', got '{op['engine']}'", where=op.loc)
-    kind = ("tf32_rounded" if op["rounded"] else "tf32") if dtype == "f32" else dtype
+    kind = "_".join(dict.fromkeys((dtype, b.type.dtype)))
+    if dtype == "f32":
+        kind = "tf32_rounded" if op["rounded"] else "tf32"
     tiles = [tile_text(e, f, op.exprs(f"{role}_item")) for f, role in ((c, "c"), (a, "a"), (b, "b"))]
     e.line(f"{e.need(f'mma_{kind}')}({', '.join(tiles)});")
 
@@ -89,7 +92,7 @@ def _load_fragment(e: Emission, op: Op) -> None:
 def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
     """Return whether ldmatrix serves: 16-byte rows in shared memory, of other than 16 bits along k only."""
     role, dtype = str(op["role"]), frag.type.dtype
-    if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32", "i8"}:
+    if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32", *BYTES}:
         return False
     if dtype not in NARROW and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from tilewright.codegen.prelude.registry import helper
+from tilewright.ir.types import BYTES
 
 for _count in (2, 4):
     for _turn in ("", ".trans"):
@@ -49,23 +52,24 @@ for _dtype, _older in (
         emulated=True,
     )
 
-helper(
-    "mma_i8",
-    """
-FN void NAME(int* c, const unsigned int* a, const unsigned int* b) {
+for _a, _b in product(BYTES, BYTES):
+    helper(
+        f"mma_{'_'.join(dict.fromkeys((_a, _b)))}",
+        f"""
+FN void NAME(int* c, const unsigned int* a, const unsigned int* b) {{
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.{_a.replace("i", "s")}.{_b.replace("i", "s")}.s32 "
+                 "{{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, {{%0, %1, %2, %3}};"
                  : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
 #error "matrix fragments of bytes need sm_80 or newer"
 #endif
-}
+}}
 """,
-    "cuda",
-    emulated=True,
-)
+        "cuda",
+        emulated=True,
+    )
 
 helper(
     "round_tf32",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import product
 
 from tilewright.codegen.prelude.registry import helper
-from tilewright.ir.thread.warpgroup_ops import BYTES, BYTES_N, GROUP_N, MOST_N
+from tilewright.ir.thread.warpgroup_ops import BYTES_N, GROUP_N, MOST_N
+from tilewright.ir.types import BYTES
 
 #: by the dtype of the factors: its name in the instruction, depth, and which factors may be turned
 _KINDS = {

@@ -11,7 +11,7 @@ from tilewright.frontends.importing.emitter import Emitter
 from tilewright.ir.errors import InputError
 from tilewright.ir.graph_ops.operands import accumulator_dtype
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import FLOATS, numpy_dtype
+from tilewright.ir.types import BYTES, FLOATS, numpy_dtype
 
 #: The smallest and largest value that conversion from float32 keeps, for 32 bits; other integers fit.
 _I32_IN_F32 = (-(2**31), 2**31 - 128)
@@ -69,21 +69,17 @@ def exact_factors(
 ) -> tuple[Value, Value, Value | None]:
     """Factors of a product whose sums are integers, and what their product is too large by.
 
-    Signed bytes stay bytes, which tensor cores multiply exactly: so do unsigned ones less 128, and data whose
-    zero point is one number stays as it is where the weights are centred at zero, for
+    Bytes, signed or not, stay bytes, which tensor cores multiply exactly: data whose zero point is one number
+    stays as it is where the weights are signed and centred at zero, for
     sum (x - z) w = sum x w - z sum w. The third value is z, None for zero. All else is centred in 32 bits.
 
     axis: that along which the weights' zero points differ.
     """
     plain = weight.tensor.dtype == "i8" and (weight_zero is None or is_zero(emit, weight_zero))
     one = zero is None or zero.tensor.size == 1
-    if not plain or not one or data.tensor.dtype not in ("i8", "u8"):
+    if not plain or not one or data.tensor.dtype not in BYTES:
         return centred(emit, data, zero), centred(emit, weight, weight_zero, axis), None
     offset = None if zero is None or is_zero(emit, zero) else emit.cast(emit.reshape(zero, ()), "i32")
-    if data.tensor.dtype == "i8":
-        return data, weight, offset
-    data = emit.cast(emit.op("subtract", emit.cast(data, "i32"), 128), "i8")
-    offset = emit.full(-128, "i32") if offset is None else emit.op("subtract", offset, 128)
     return data, weight, offset
 
 

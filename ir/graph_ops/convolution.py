@@ -25,7 +25,7 @@ from tilewright.ir.graph_ops.layouts import (
     windows,
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
-from tilewright.ir.graph_ops.operands import alike, dtype_of, require, require_rank, wide
+from tilewright.ir.graph_ops.operands import dtype_of, factors, require, require_rank, wide
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -98,7 +98,7 @@ def convolution_of(x: TensorType, w: TensorType, attrs: Attrs, spatial: int) -> 
 
 
 def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types)
+    x, w = factors(types, attrs)
     if "algorithm" in attrs:
         check_layout(attrs["algorithm"], CONV2D_ALGORITHMS, "algorithm")
     geometry = convolution_of(x, w, attrs, spatial)

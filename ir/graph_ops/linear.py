@@ -10,7 +10,15 @@ import numpy as np
 from tilewright.ir.division import Labels, broadcast_labels, per_channel
 from tilewright.ir.extents import Dims, attributes_stay, broadcasts_as_before
 from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClass, flops_per_element
-from tilewright.ir.graph_ops.operands import alike, axis_of, broadcast_shapes, dtype_of, require, wide
+from tilewright.ir.graph_ops.operands import (
+    alike,
+    axis_of,
+    broadcast_shapes,
+    dtype_of,
+    factors,
+    require,
+    wide,
+)
 from tilewright.ir.graph_ops.unary import along
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
@@ -31,7 +39,7 @@ def product(a: np.ndarray, b: np.ndarray, attrs: Attrs) -> np.ndarray:
 
 
 def _infer_dense(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types)
+    x, w = factors(types, attrs)
     good = x.rank >= 1 and w.rank == 2 and x.shape[-1] == w.shape[1]
     require(good, f"expected data [..., K] and weight [units, K], got {x} and {w}")
     return [TensorType(result_dtype(x, attrs), (*x.shape[:-1], w.shape[0]))]
@@ -70,7 +78,7 @@ define(
 
 
 def _infer_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    a, b = alike(types)
+    a, b = factors(types, attrs)
     require(a.rank >= 2 and b.rank >= 2, f"expected operands of rank 2 or more, got {a} and {b}")
     m, k = a.shape[-2:][::-1] if attrs["transpose_a"] else a.shape[-2:]
     depth, n = b.shape[-2:][::-1] if attrs["transpose_b"] else b.shape[-2:]
@@ -118,7 +126,7 @@ define(
 
 
 def _infer_batch_matmul(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    a, b = alike(types)
+    a, b = factors(types, attrs)
     require(a.rank == b.rank == 3, f"expected operands of rank 3, got {a} and {b}")
     return _infer_matmul(types, attrs)
 

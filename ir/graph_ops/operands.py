@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewright.ir.errors import InputError
-from tilewright.ir.opdef import compute
-from tilewright.ir.types import FLOATS, TensorType, Type, dtype_name, numpy_dtype
+from tilewright.ir.opdef import Attrs, compute
+from tilewright.ir.types import BYTES, FLOATS, TensorType, Type, dtype_name, numpy_dtype
 
 
 def tensors(types: Sequence[Type]) -> list[TensorType]:
@@ -27,6 +27,14 @@ def alike(types: Sequence[Type]) -> list[TensorType]:
     if len({t.dtype for t in operands}) > 1:
         raise InputError(f"expected operands of one dtype, got {', '.join(map(str, operands))}")
     return operands
+
+
+def factors(types: Sequence[Type], attrs: Attrs) -> list[TensorType]:
+    """Two factors of one dtype, or of signed and unsigned bytes whose sums have a dtype of their own."""
+    operands = tensors(types)
+    if attrs["out_dtype"] and {t.dtype for t in operands} <= {*BYTES}:
+        return operands
+    return alike(types)
 
 
 def require(condition: bool, message: str) -> None:

@@ -23,7 +23,7 @@ from tilewright.ir.graph_ops.layouts import (
     permuted,
 )
 from tilewright.ir.graph_ops.linear import OUT_DTYPE, result_dtype
-from tilewright.ir.graph_ops.operands import alike, dtype_of, entries, require, require_rank, wide
+from tilewright.ir.graph_ops.operands import dtype_of, entries, factors, require, require_rank, wide
 from tilewright.ir.nodes import Attr, Op
 from tilewright.ir.opdef import AttrDef, Attrs, define
 from tilewright.ir.types import TensorType, Type, numpy_dtype
@@ -80,7 +80,7 @@ def transposed_convolution_of(
 
 
 def _infer(spatial: int, types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
-    x, w = alike(types)
+    x, w = factors(types, attrs)
     geometry = transposed_convolution_of(x, w, attrs, spatial)
     shape = arranged(geometry.result, f"NC{SPATIAL[spatial]}", attrs["data_layout"])
     return [TensorType(result_dtype(x, attrs), shape)]

@@ -16,14 +16,13 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
 from tilewright.ir.thread.ops import buffer
-from tilewright.ir.types import TensorType, Type, itemsize
+from tilewright.ir.types import BYTES, TensorType, Type, itemsize
 
 #: rows that a warpgroup multiplies with one instruction, 16 of each warp
 GROUP_M = 64
 #: columns come in multiples of this, up to the most
 GROUP_N, MOST_N = 8, 256
-#: bytes, of which tiles may be of one dtype each; and the columns that there are instructions for
-BYTES = ("i8", "u8")
+#: columns of products of bytes that there are instructions for
 BYTES_N = (8, 16, 24, *range(32, MOST_N + 1, 16))
 #: bytes of a row that tiles may have
 ROW_BYTES = (32, 64, 128)

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.ir.types import TensorType
+from tilewright.ir.types import BYTES, TensorType, storage_dtype
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
@@ -35,8 +35,8 @@ def integer_products(module: Module, ctx: PassContext, *, always: bool = False) 
 
     Both are the same real number, since scale and zero point of the data are one number each, and scales of
     the constant weights differ by output channel at most. The integer sums are exact, so that three roundings
-    take the place of one per product. Factors must be bytes, those of weights less their zero points as well;
-    unsigned data is taken less 128. Padding is the zero point. Sums that could leave 32 bits, and
+    take the place of one per product. Factors must be bytes, signed or not, and weights less their zero
+    points signed ones. Padding is the zero point. Sums that could leave 32 bits, and
     convolutions in groups, stay as they are. always: also on devices whose tensor cores multiply no bytes.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
@@ -63,7 +63,7 @@ def _of_integers(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     if data is None or weight is None or weight.moves or data.scale.size != 1 or data.zero.size != 1:
         return None
     array = rewriter.constant(weight.integers)
-    if array is None or data.integers.tensor.dtype not in ("i8", "u8"):
+    if array is None or data.integers.tensor.dtype not in BYTES:
         return None
     outputs, summed = _axes(op)
     centred = array.astype(np.int64) - weight.zero
@@ -73,10 +73,11 @@ def _of_integers(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
         return None
     if terms * _WIDEST * -_LEAST >= _SUMS:
         return None
-    zero = int(data.zero.reshape(())) - (128 if data.integers.tensor.dtype == "u8" else 0)
-    if not _LEAST <= zero <= _MOST:
+    zero, kind = int(data.zero.reshape(())), data.integers.tensor.dtype
+    info = np.iinfo(storage_dtype(kind))
+    if not info.min <= zero <= info.max:
         return None
-    x = _bytes(data, rewriter)
+    x = _moved(data, rewriter)
     w = rewriter.new_constant("graph", "centred", centred.astype(np.int8), TensorType("i8", array.shape))
     attrs = {**dict(op.attrs), "out_dtype": "i32"}
     if zero and any(padding := op.integers("padding") if op.name == "graph.conv2d" else ()):
@@ -115,7 +116,7 @@ def _dequantised(value: Value, rewriter: Rewriter) -> _Dequantised | None:
         wide = rewriter.producer(source)
         if wide is not None and wide.name == "graph.cast" and source.tensor.dtype == "i32":
             source = wide.operands[0]
-        if source.tensor.dtype not in ("i8", "u8"):
+        if source.tensor.dtype not in BYTES:
             continue
         scale = _known(other, rewriter, {})
         zero = np.zeros((), np.int64) if shifted is None else _known(shifted.operands[1], rewriter, {})
@@ -165,13 +166,9 @@ def _per_output(scale: np.ndarray, weights: np.ndarray, outputs: int) -> bool:
     return all(n == 1 or d == outputs for d, n in enumerate(shape))
 
 
-def _bytes(data: _Dequantised, rewriter: Rewriter) -> Value:
-    """The data as signed bytes, moved as the numbers were."""
+def _moved(data: _Dequantised, rewriter: Rewriter) -> Value:
+    """The data's bytes, moved as the numbers were."""
     x = data.integers
-    if x.tensor.dtype == "u8":
-        middle = rewriter.new_constant("graph", "middle", np.array(128, np.int32), TensorType("i32", ()))
-        wide = rewriter.value("graph.cast", x, dtype="i32")
-        x = rewriter.value("graph.cast", rewriter.value("graph.subtract", wide, middle), dtype="i8")
     for move in reversed(data.moves):
         (x,) = rewriter.emit(move.name, (x,), dict(move.attrs))
     return x
@@ -182,7 +179,9 @@ def _padded(x: Value, padding: Sequence[int], layout: str, zero: int, rewriter: 
     before, after = ([0] * x.tensor.rank for _ in range(2))
     for i, name in enumerate("HW"):
         before[layout.index(name)], after[layout.index(name)] = padding[i], padding[2 + i]
-    value = rewriter.new_constant("graph", "zero_point", np.array(zero, np.int8), TensorType("i8", ()))
+    kind = x.tensor.dtype
+    outside = np.array(zero, storage_dtype(kind))
+    value = rewriter.new_constant("graph", "zero_point", outside, TensorType(kind, ()))
     return rewriter.value("graph.pad", x, value, pad_before=tuple(before), pad_after=tuple(after))
 
 

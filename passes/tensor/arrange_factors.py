@@ -35,6 +35,7 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.matrix.view import NARROW, on_tensor_cores
+from tilewright.passes.rewriting.inlined import with_bodies
 from tilewright.passes.rewriting.values import needed
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
@@ -124,7 +125,7 @@ def _factor(kernel: Func, operand: int) -> _Factor | None:
     if not on_tensor_cores(product) or fills(product)[operand] is not None:
         return None
     value, at = product.operands[operand], reads(product)[operand]
-    made = next((op for op in kernel.body.ops if value in op.results), None)
+    made = _made(kernel, value)
     arrays = (value,) if made is None else tuple(dict.fromkeys(made.operands))
     if not set(arrays) <= set(kernel.params) or product.operands[0] is product.operands[1]:
         return None
@@ -139,6 +140,22 @@ def _factor(kernel: Func, operand: int) -> _Factor | None:
         return None
     positions = tuple(kernel.params.index(v) for v in arrays)
     return _Factor(kernel.name, operand, positions, made, by_element, at, order)
+
+
+def _made(kernel: Func, value: Value) -> Op | None:
+    """The op of a kernel that yields a value, maps that a map reads written into it; None of parameters.
+
+    Quantised data is such a row of maps: scaled, rounded, saturated, cast.
+    """
+    producers = {r: op for op in kernel.body.ops for r in op.results}
+    made = producers.get(value)
+    while made is not None and _maps(made):
+        before = {v: op for v in made.operands if (op := producers.get(v)) is not None and _maps(op)}
+        whole = with_bodies(made, before)
+        if whole is made:
+            break
+        made = whole
+    return made
 
 
 def _maps(op: Op | None) -> bool:

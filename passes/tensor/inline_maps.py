@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.ir.tensor.ops import fills
+from tilewright.ir.types import BYTES
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import RECOMPUTED, forward_ops
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
@@ -20,8 +21,6 @@ MAX_COST = 8
 MAX_COST_AGAIN = 48
 #: bytes of inputs of the function up to which reading them again costs less than a launch
 SMALL_BYTES = 1 << 16
-#: element types of quantised numbers
-BYTES = ("i8", "u8")
 #: ops whose bodies may hold those of maps that they read
 _WITH_MAPS = frozenset({"tensor.map", "tensor.reduce"})
 

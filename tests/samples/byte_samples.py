@@ -3,6 +3,7 @@
 import numpy as np
 
 from tilewright.ir import Func, parse, verify
+from tilewright.ir.types import storage_dtype
 
 
 def product(
@@ -46,10 +47,15 @@ def gemm(m, n, k, first="mc", second="nc", **more) -> Func:
 
 
 def bytes_of(kernel, *, extreme=False):
+    """Random factors, or those of the largest size."""
     rng = np.random.default_rng(7)
-    if extreme:
-        return [np.full(p.tensor.shape, -128, np.int8) for p in kernel.params]
-    return [rng.integers(-128, 128, p.tensor.shape).astype(np.int8) for p in kernel.params]
+    drawn = []
+    for p in kernel.params:
+        info = np.iinfo(storage_dtype(p.tensor.dtype))
+        largest = max(info.min, info.max, key=abs)
+        numbers = rng.integers(info.min, info.max + 1, p.tensor.shape)
+        drawn.append((np.full(p.tensor.shape, largest) if extreme else numbers).astype(info.dtype))
+    return drawn
 
 
 def requantised(par: str, at: str, dtype: str = "i8") -> str:

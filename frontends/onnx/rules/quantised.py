@@ -18,7 +18,7 @@ from tilewright.frontends.onnx.rules.layers import biased, convolved
 from tilewright.frontends.onnx.tensors import Narrow, dtype_of_element
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import FLOATS
+from tilewright.ir.types import BYTES, FLOATS
 
 
 def _blocked(emit: FoldingEmitter, parameter: Value | None, x: Value, axis: int, block: int) -> Value | None:
@@ -112,7 +112,7 @@ def _stored(emit: FoldingEmitter, node: Node, index: int) -> Value:
 def _dequantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     x, scale = _stored(emit, node, 0), node.tensor(1)
     zero = _stored(emit, node, 2) if node.has(2) else None
-    if x.tensor.rank > 1 and x.tensor.dtype in ("i8", "u8") and emit.known(x) is not None:
+    if x.tensor.rank > 1 and x.tensor.dtype in BYTES and emit.known(x) is not None:
         emit.quantised.add(x)  # products may multiply the integers
     axis, block = _axis_and_block(node, x)
     element = node.integer("output_dtype", 0)
@@ -153,7 +153,7 @@ def _integer_convolution(
     data, kernel, offset = exact_factors(emit, x, x_zero, weight, zero, 0)
     if offset is None:
         return convolved(emit, node, data, kernel, out_dtype="i32")
-    out = convolved(emit, node, data, kernel, out_dtype="i32", around=emit.cast(offset, "i8"))
+    out = convolved(emit, node, data, kernel, out_dtype="i32", around=emit.cast(offset, data.tensor.dtype))
     rank = weight.tensor.rank
     sums = emit.value("sum", emit.cast(kernel, "i32"), axis=tuple(range(1, rank)), keepdims=False)
     return without_offset(emit, out, offset, emit.along(sums, 1, rank))

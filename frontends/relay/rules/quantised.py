@@ -28,7 +28,7 @@ from tilewright.frontends.tvm.rules.windows import RULES as WINDOWS
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.operands import axis_of
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import numpy_dtype
+from tilewright.ir.types import BYTES, numpy_dtype
 
 #: TVM's codes of the dtypes that its simulated operators simulate; 0 is none
 _SIMULATED = {1: "i8", 2: "u8", 3: "i32"}
@@ -326,7 +326,8 @@ def _layer(inner: Rule, channels: str) -> Rule:
             raise InputError(f"expected out_dtype among int16, int32, int64, got {dtype}")
         wide = "i64" if dtype == "i64" else "i32"
         plain = is_zero(emit, zero) and is_zero(emit, weight_zero)
-        if plain and data.tensor.dtype == weight.tensor.dtype:
+        kinds = {data.tensor.dtype, weight.tensor.dtype}
+        if plain and (len(kinds) == 1 or kinds <= {*BYTES}):
             call.give("out_dtype", "int64" if wide == "i64" else "int32")
             call.inputs = (data, weight)
         else:

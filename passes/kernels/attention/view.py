@@ -104,7 +104,7 @@ def attention_view(kernel: Func) -> AttentionView | None:
         return None
     for op in contracts:
         unfilled = len(op.operands) == 2 and all(f is None for f in fills(op))
-        if not unfilled or dtype == EXACT or not multiplies(op) or not on_tensor_cores(op):
+        if not unfilled or dtype in EXACT or not multiplies(op) or not on_tensor_cores(op):
             return None
     par = dims(mix, "par")
     terms = Terms(kernel, {d: (0, n - 1) for d, n in par.items()})

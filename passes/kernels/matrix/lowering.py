@@ -53,7 +53,7 @@ def lower_matrix(kernel: Func) -> Func:
     view = matrix_view(kernel, op)
     if view is None:
         raise InputError(
-            "expected a product of f16, bf16, TF32, split or i8 factors", where=f"@{kernel.name}"
+            "expected a product of f16, bf16, TF32 or split factors, or of bytes", where=f"@{kernel.name}"
         )
     plan, view = matrix_parameters(kernel, view)
     if plan.copiers:
@@ -158,11 +158,11 @@ class _Matrix:
         w = self.w
         ring = Ring(w, factors, self.chunks, self.slots)
         ring.start()
-        kind = self.view.dtype
+        kinds = [source.value.tensor.dtype for source in self.view.sources]
         steps = self.plan.block.k // self.depth // self.plan.warps.k
         fragments = [
-            w.alloc((min(2, steps), acc.tensor.shape[0], MMA_M, self.depth), kind, "frag", "a"),
-            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, MMA_N), kind, "frag", "b"),
+            w.alloc((min(2, steps), acc.tensor.shape[0], MMA_M, self.depth), kinds[0], "frag", "a"),
+            w.alloc((min(2, steps), acc.tensor.shape[1], self.depth, MMA_N), kinds[1], "frag", "b"),
         ]
         # Fragments of the next step are loaded before those of a step are multiplied, also from the next
         # chunk. That takes two sets of registers in turns, which is why the number of steps must be even.

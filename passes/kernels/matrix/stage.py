@@ -81,7 +81,8 @@ class Staged:
             shape = (slots, -(-minor // self.panel), self.major, self.panel)
         name = f"{'ab'[operand]}_tiles"
         align = WARPGROUP_ALIGNMENT if plan.engine == WARPGROUPS else 0
-        self.tiles = w.alloc(shape, view.dtype, "shared", name, swizzled=swizzled, align=align)
+        self.dtype = view.sources[operand].value.tensor.dtype
+        self.tiles = w.alloc(shape, self.dtype, "shared", name, swizzled=swizzled, align=align)
         self.map = self._map() if self.boxes is not None or self.windows is not None else None
 
     @property
@@ -221,7 +222,7 @@ class Staged:
     def load(self, chunk: Expr) -> Value:
         """This thread's share of a chunk, in registers."""
         w = self.w
-        registers = w.alloc((self.steps, self.lanes), self.view.dtype, "reg", f"{'ab'[self.operand]}_ahead")
+        registers = w.alloc((self.steps, self.lanes), self.dtype, "reg", f"{'ab'[self.operand]}_ahead")
         with (
             self._vectors() as (step, major, minor, inside),
             w.loop("v", self.lanes, unroll=1) as lane,
@@ -257,7 +258,7 @@ class Staged:
         computed = Points(w).value(value, where, mask)
         if not mask:
             return computed
-        return w.b.value("scalar.select", w.condition(mask), computed, w.b.const(0.0, self.view.dtype))
+        return w.b.value("scalar.select", w.condition(mask), computed, w.b.const(0.0, self.dtype))
 
     def _place(self, chunk: Expr, major: Expr, minor: Expr) -> tuple[tuple[Expr, ...], Mask]:
         """Index of an element of the factor, and where it is inside."""

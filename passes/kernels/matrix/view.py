@@ -12,7 +12,7 @@ from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
-from tilewright.ir.types import itemsize
+from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
@@ -24,8 +24,8 @@ LEAST_GROUP_SUM = 192
 #: the same of factors that are stored in pieces, whose products, small and large ones, are added to one sum:
 #: it is cut off once more in each chunk
 LEAST_STORED_SUM = 512
-#: that of factors whose products are summed as integers, modulo 2^32 as everywhere
-EXACT = "i8"
+#: those of factors whose products are summed as integers, modulo 2^32 as everywhere; both may differ
+EXACT = BYTES
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class MatrixView:
 
     @property
     def dtype(self) -> str:
-        """Dtype of the factors, or of their pieces where these are stored."""
+        """Dtype of the factors, or of their pieces where these are stored; of bytes that of the first one."""
         return self.sources[0].value.tensor.dtype
 
     @property
@@ -164,7 +164,8 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
     """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
-    if len(op.operands) != 2 or first != second or op.result.tensor.dtype != sums_of(first):
+    alike = first == second or {first, second} <= {*EXACT}
+    if len(op.operands) != 2 or not alike or op.result.tensor.dtype != sums_of(first):
         return None
     if not on_tensor_cores(op) and not may_split(op):
         return None
@@ -196,8 +197,8 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
 def on_tensor_cores(op: Op) -> bool:
     """Return whether tensor cores take the first factor of a contraction as it is, or may round it."""
     dtype = op.operands[0].tensor.dtype
-    if dtype == EXACT:
-        return op.result.tensor.dtype == sums_of(EXACT)
+    if dtype in EXACT:
+        return op.operands[-1].tensor.dtype in EXACT and op.result.tensor.dtype == sums_of(dtype)
     return dtype in NARROW or (dtype == "f32" and op["factors"] == TF32)
 
 
@@ -208,7 +209,7 @@ def may_split(op: Op) -> bool:
 
 def sums_of(dtype: str) -> str:
     """The dtype in which tensor cores sum products of factors of a dtype."""
-    return "i32" if dtype == EXACT else "f32"
+    return "i32" if dtype in EXACT else "f32"
 
 
 def _pieces(kernel: Func, op: Op) -> list[tuple[Source, Source]] | None:

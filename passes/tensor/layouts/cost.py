@@ -12,7 +12,7 @@ from tilewright.ir import Expr, Func, Op, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
-from tilewright.ir.types import itemsize
+from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read, is_view, sums_samples
 from tilewright.passes.analysis.minimum_cut import Energy
@@ -33,7 +33,7 @@ def on_tensor_cores(op: Op) -> bool:
     if op.name != "tensor.contract":
         return False
     kinds = {v.tensor.dtype for v in op.operands}
-    if kinds == {"i8"}:
+    if kinds <= {*BYTES}:
         return op.result.tensor.dtype == "i32"
     return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (bool(op["factors"]) and kinds == {"f32"})
 

@@ -12,6 +12,7 @@ from matrix_samples import CTX, THREAD, lowered, matrix_parameters, view_of
 from tests.samples.sass import faults, machine_code, nvdisasm
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.compile_many import compile_cached
+from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import Func, InputError, Module, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
@@ -49,6 +50,22 @@ def test_products_by_roles(size, tiles, more):
     got = emulated(by_roles(kernel, *tiles, **more), inputs)
     assert got.dtype == np.int32
     assert np.array_equal(got, x @ w.T)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtypes", [("u8", "i8"), ("u8", "u8"), ("i8", "u8")], ids="-".join)
+def test_factors_may_be_unsigned(dtypes):
+    kernel = gemm(60, 32, 160, dtypes=dtypes)
+    for extreme in (False, True):
+        inputs = bytes_of(kernel, extreme=extreme)
+        x, w = (a.astype(np.int64) for a in inputs)
+        assert np.array_equal(emulated(by_roles(kernel, 64, 32, 128, 4, 1, 2), inputs), x @ w.T)
+        assert np.array_equal(emulated(lowered(kernel, 32, 32, 64, 2, 1, 2), inputs), x @ w.T)
+    for arch, func in (
+        ("sm_90a", by_roles(kernel, 64, 32, 128, 4, 1, 2)),
+        ("sm_80", lowered(kernel, 32, 32, 64, 2, 1, 2)),
+    ):
+        assert compile_cuda(emit_cuda(func).source, arch=arch).kernels
 
 
 @pytest.mark.emulator
