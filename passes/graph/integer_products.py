@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.opdef import op_def
-from tilewright.ir.types import BYTES, TensorType, storage_dtype
+from tilewright.ir.types import BYTES, TensorType, itemsize, storage_dtype
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
@@ -36,14 +36,18 @@ def integer_products(module: Module, ctx: PassContext, *, always: bool = False) 
     Both are the same real number, since scale and zero point of the data are one number each, and scales of
     the constant weights differ by output channel at most. The integer sums are exact, so that three roundings
     take the place of one per product. Factors must be bytes, signed or not, and weights less their zero
-    points signed ones. Padding is the zero point. Sums that could leave 32 bits, and
-    convolutions in groups, stay as they are. always: also on devices whose tensor cores multiply no bytes.
+    points signed ones. Padding stands for zero. Where the zero point is another number, that times the sum of
+    the weights whose taps lie inside of the image leaves each result, or images are stored with it around
+    them, whichever takes less time by the model. Sums that could leave 32 bits, and convolutions in groups,
+    stay as they are. always: also on devices whose tensor cores multiply no bytes.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if not always and not (isinstance(hardware, GpuHardware) and hardware.tensor_fma_8bit_per_sm_per_clk):
         return module
     names = frozenset({"graph.dense", "graph.matmul", "graph.conv2d"})
-    return rewrite_module(module, [Pattern("integers", names, _of_integers)], level="graph")
+    judge = hardware if isinstance(hardware, GpuHardware) else None
+    pattern = Pattern("integers", names, lambda op, rewriter: _of_integers(op, rewriter, judge))
+    return rewrite_module(module, [pattern], level="graph")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class _Dequantised:
     moves: tuple[Op, ...]
 
 
-def _of_integers(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
+def _of_integers(op: Op, rewriter: Rewriter, hardware: GpuHardware | None) -> Sequence[Value] | None:
     if op.result.tensor.dtype != "f32" or op.get("groups", 1) != 1:
         return None
     data, weight = (_dequantised(v, rewriter) for v in op.operands)
@@ -80,11 +84,18 @@ def _of_integers(op: Op, rewriter: Rewriter) -> Sequence[Value] | None:
     x = _moved(data, rewriter)
     w = rewriter.new_constant("graph", "centred", centred.astype(np.int8), TensorType("i8", array.shape))
     attrs = {**dict(op.attrs), "out_dtype": "i32"}
+    offsets = None
     if zero and any(padding := op.integers("padding") if op.name == "graph.conv2d" else ()):
-        x, attrs["padding"] = _padded(x, padding, str(op["data_layout"]), zero, rewriter), (0,) * 4
+        if hardware is not None and _stored_sooner(op, x, hardware):
+            x, attrs["padding"] = _padded(x, padding, str(op["data_layout"]), zero, rewriter), (0,) * 4
+        else:
+            offsets = _inside(op, zero * centred, rewriter)
+    if zero and offsets is None:
+        total = zero * centred.sum(axis=summed)
+        offsets = _along(total.astype(np.int32), op, rewriter) if total.any() else None
     (sums,) = rewriter.emit(op.name, (x, w), attrs)
-    if zero and (offsets := zero * centred.sum(axis=summed)).any():
-        sums = rewriter.value("graph.subtract", sums, _along(offsets.astype(np.int32), op, rewriter))
+    if offsets is not None:
+        sums = rewriter.value("graph.subtract", sums, offsets)
     first = tuple(slice(None) if d == outputs else 0 for d in range(array.ndim))
     factor = data.scale.astype(np.float64).reshape(()) * np.atleast_1d(scales[first]).astype(np.float64)
     if (factor == factor[0]).all():
@@ -183,6 +194,28 @@ def _padded(x: Value, padding: Sequence[int], layout: str, zero: int, rewriter: 
     outside = np.array(zero, storage_dtype(kind))
     value = rewriter.new_constant("graph", "zero_point", outside, TensorType(kind, ()))
     return rewriter.value("graph.pad", x, value, pad_before=tuple(before), pad_after=tuple(after))
+
+
+def _stored_sooner(op: Op, x: Value, hardware: GpuHardware) -> bool:
+    """Return whether storing padded images takes less time than reading a number per pixel and channel."""
+    sums = op.result.tensor
+    images = x.tensor.shape[str(op["data_layout"]).index("N")]
+    moved = 2 * x.tensor.nbytes / hardware.dram_bytes_per_s + hardware.stream.boundary_s
+    return moved < sums.size // images * itemsize("i32") / hardware.dram_bytes_per_s
+
+
+def _inside(op: Op, weights: np.ndarray, rewriter: Rewriter) -> Value:
+    """Per pixel and channel of a convolution the sum of the weights whose taps lie inside of the image."""
+    layout, kernel = str(op["data_layout"]), str(op["kernel_layout"])
+    channel = kernel.index("I")
+    ones = np.ones(
+        [1 if d in "NC" else op.operands[0].tensor.shape[i] for i, d in enumerate(layout)], np.int32
+    )
+    summed = weights.sum(axis=channel, keepdims=True).astype(np.int32)
+    evaluate = op_def(op.name).evaluate
+    assert evaluate is not None
+    (sums,) = evaluate([ones, summed], {**dict(op.attrs), "out_dtype": "i32"})
+    return rewriter.new_constant("graph", "inside", np.asarray(sums), TensorType("i32", sums.shape))
 
 
 def _along(numbers: np.ndarray, op: Op, rewriter: Rewriter) -> Value:

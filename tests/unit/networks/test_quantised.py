@@ -81,7 +81,7 @@ def residuals(images: int, extent: int, channels: int, *, zero: int = 0, quantis
 SMALL = {
     "feed forward": lambda: (feed_forward(64, 128), (64, 128)),
     "padding that is zero": lambda: (residuals(1, 14, 64), (1, 8, 14, 14)),
-    "padding that is not": lambda: (residuals(1, 14, 64, zero=7), (1, 8, 14, 14)),
+    "padding that is not": lambda: (residuals(2, 14, 64, zero=7), (2, 8, 14, 14)),
 }
 
 

@@ -159,6 +159,15 @@ def test_data_may_be_moved_before_it_is_multiplied():
     np.testing.assert_allclose(tw.interpret(changed, x)[0], tw.interpret(module, x)[0], rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize(("images", "stored"), [(8, False), (1, True)])
+def test_images_with_zero_points_are_stored_padded_where_that_takes_less_time(images, stored):
+    """A table of sums per pixel is read by all images; for one image it is longer than the image is."""
+    weights, attrs = bytes_of("int8", 64, 64, 3, 3), {**CONV, "padding": (1, 1, 1, 1)}
+    out = rewritten(quantised_product("conv2d", ("u8", (images, 64, 224, 224)), 9, weights, **attrs))
+    names = [op.name for op in out.main.body.ops]
+    assert ("graph.pad" in names) == stored
+
+
 def test_devices_that_multiply_no_bytes_keep_their_floats():
     module = TAKEN["dense"]()
     assert factors(rewritten(module, "opencl")) == {"f32"}
