@@ -33,6 +33,8 @@ def integer_products(module: Module, ctx: PassContext, *, always: bool = False) 
     rewrite:  graph.dense(sx * (%x - zx), sw * (w - zw))
         -->   (sx sw) * float(graph.dense(%x, w - zw, out_dtype = "i32") - zx * rowsum(w - zw))
 
+    Factors that are centred in 32 bits, %x - zx and w - zw themselves, are multiplied so too.
+
     Both are the same real number, since scale and zero point of the data are one number each, and scales of
     the constant weights differ by output channel at most. The integer sums are exact, so that three roundings
     take the place of one per product. Factors must be bytes, signed or not, and weights less their zero
@@ -61,9 +63,11 @@ class _Dequantised:
 
 
 def _of_integers(op: Op, rewriter: Rewriter, hardware: GpuHardware | None) -> Sequence[Value] | None:
-    if op.result.tensor.dtype != "f32" or op.get("groups", 1) != 1:
+    kind = op.result.tensor.dtype
+    if kind not in ("f32", "i32") or op.get("groups", 1) != 1:
         return None
-    data, weight = (_dequantised(v, rewriter) for v in op.operands)
+    read = _dequantised if kind == "f32" else _centred
+    data, weight = (read(v, rewriter) for v in op.operands)
     if data is None or weight is None or weight.moves or data.scale.size != 1 or data.zero.size != 1:
         return None
     array = rewriter.constant(weight.integers)
@@ -77,8 +81,8 @@ def _of_integers(op: Op, rewriter: Rewriter, hardware: GpuHardware | None) -> Se
         return None
     if terms * _WIDEST * -_LEAST >= _SUMS:
         return None
-    zero, kind = int(data.zero.reshape(())), data.integers.tensor.dtype
-    info = np.iinfo(storage_dtype(kind))
+    zero = int(data.zero.reshape(()))
+    info = np.iinfo(storage_dtype(data.integers.tensor.dtype))
     if not info.min <= zero <= info.max:
         return None
     x = _moved(data, rewriter)
@@ -96,6 +100,8 @@ def _of_integers(op: Op, rewriter: Rewriter, hardware: GpuHardware | None) -> Se
     (sums,) = rewriter.emit(op.name, (x, w), attrs)
     if offsets is not None:
         sums = rewriter.value("graph.subtract", sums, offsets)
+    if kind == "i32":
+        return [sums]
     first = tuple(slice(None) if d == outputs else 0 for d in range(array.ndim))
     factor = data.scale.astype(np.float64).reshape(()) * np.atleast_1d(scales[first]).astype(np.float64)
     if (factor == factor[0]).all():
@@ -116,24 +122,36 @@ def _dequantised(value: Value, rewriter: Rewriter) -> _Dequantised | None:
         cast = rewriter.producer(inner)
         if cast is None or cast.name != "graph.cast" or inner.tensor != value.tensor:
             continue
-        source = cast.operands[0]
-        shifted = rewriter.producer(source)
-        if shifted is not None and shifted.name == "graph.subtract":
-            if shifted.operands[0].tensor.shape != value.tensor.shape:
-                continue
-            source = shifted.operands[0]
-        else:
-            shifted = None
-        wide = rewriter.producer(source)
-        if wide is not None and wide.name == "graph.cast" and source.tensor.dtype == "i32":
-            source = wide.operands[0]
-        if source.tensor.dtype not in BYTES:
-            continue
-        scale = _known(other, rewriter, {})
-        zero = np.zeros((), np.int64) if shifted is None else _known(shifted.operands[1], rewriter, {})
-        if scale is not None and zero is not None:
-            return _Dequantised(source, scale, zero.astype(np.int64), tuple(moves))
+        found, scale = _shifted(cast.operands[0], rewriter), _known(other, rewriter, {})
+        if found is not None and scale is not None:
+            return _Dequantised(found[0], scale, found[1], tuple(moves))
     return None
+
+
+def _centred(value: Value, rewriter: Rewriter) -> _Dequantised | None:
+    """A value of 32 bits as bytes less their zero point; None for other values."""
+    moves: list[Op] = []
+    while (op := rewriter.producer(value)) is not None and op.name in _MOVES:
+        moves.append(op)
+        value = op.operands[0]
+    found = _shifted(value, rewriter) if value.tensor.dtype == "i32" else None
+    return None if found is None else _Dequantised(found[0], np.ones(()), found[1], tuple(moves))
+
+
+def _shifted(value: Value, rewriter: Rewriter) -> tuple[Value, np.ndarray] | None:
+    """The bytes and the zero point whose difference a value is; None for other values."""
+    source, zero = value, np.zeros((), np.int64)
+    less = rewriter.producer(value)
+    if less is not None and less.name == "graph.subtract":
+        known = _known(less.operands[1], rewriter, {})
+        source = less.operands[0]
+        if known is None or source.tensor.shape != value.tensor.shape:
+            return None
+        zero = known.astype(np.int64)
+    wide = rewriter.producer(source)
+    if wide is not None and wide.name == "graph.cast" and source.tensor.dtype == "i32":
+        source = wide.operands[0]
+    return (source, zero) if source.tensor.dtype in BYTES else None
 
 
 def _known(value: Value, rewriter: Rewriter, seen: dict[Value, np.ndarray | None]) -> np.ndarray | None:

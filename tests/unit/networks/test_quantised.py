@@ -11,6 +11,7 @@ from attention_training import callee, kernels_of
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright as tw
+from tilewright.frontends.relay.load import import_module, read_source
 from tilewright.ir import Module
 from tilewright.passes.kernels.decision import decision_of
 
@@ -78,7 +79,26 @@ def residuals(images: int, extent: int, channels: int, *, zero: int = 0, quantis
     return g.module((images, 8, extent, extent), g("GlobalAveragePool", x))
 
 
+def of_relay(extent: int, channels: int) -> Module:
+    """Two qnn.conv2d with unsigned weights and zero points, as importers of TFLite write them."""
+    shape = (3, 3, channels, channels)
+    weights = {k: RNG.integers(0, 248, shape).astype(np.uint8) for k in ("k0", "k1")}
+    given = f"""padding=[1, 1, 1, 1], channels={channels}, kernel_size=[3, 3], data_layout="NHWC",
+        kernel_layout="HWIO", out_dtype="int32\""""
+    images = f"Tensor[(2, {extent}, {extent}, {channels}), uint8]"
+    params = ", ".join(f"%{k}: Tensor[{shape}, uint8]" for k in weights)
+    text = f"""#[version = "0.0.5"]
+    def @main(%x: {images}, {params}) {{
+      %0 = qnn.conv2d(%x, %k0, 7, 120, 0.02f, 0.01f, {given});
+      %1 = qnn.requantize(%0, 0.0002f, 0, 0.05f, 9, axis=3, out_dtype="uint8");
+      %2 = qnn.conv2d(%1, %k1, 9, 120, 0.05f, 0.01f, {given});
+      qnn.requantize(%2, 0.0005f, 0, 0.1f, 3, axis=3, out_dtype="uint8")
+    }}"""
+    return import_module(read_source(text, "quantised.relay"), weights)
+
+
 SMALL = {
+    "Relay": lambda: (of_relay(14, 64), (2, 14, 14, 64)),
     "feed forward": lambda: (feed_forward(64, 128), (64, 128)),
     "padding that is zero": lambda: (residuals(1, 14, 64), (1, 8, 14, 14)),
     "padding that is not": lambda: (residuals(2, 14, 64, zero=7), (2, 8, 14, 14)),
@@ -91,6 +111,8 @@ def test_results_are_those_of_the_network_as_it_is_written(name):
     """Integer sums that are scaled once, on generated kernels, against products of floats, all exact."""
     module, shape = SMALL[name]()
     x = RNG.normal(0, 2, shape).astype(np.float32)
+    if name == "Relay":
+        x = RNG.integers(0, 256, shape).astype(np.uint8)
     (wanted,) = tw.interpret(module, x)
     with tw.compile(module, "emulator", progress=False) as exe:
         assert any("mma" in k.source and "i8" in k.source for k in exe.plan.kernels)

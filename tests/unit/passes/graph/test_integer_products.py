@@ -10,7 +10,7 @@ from attention_training import kernels_of
 
 import tilewright as tw
 from tilewright.frontends.importing.emitter import Emitter
-from tilewright.frontends.importing.quantisation import dequantised, quantised
+from tilewright.frontends.importing.quantisation import centred, dequantised, quantised
 from tilewright.ir import Block, Constants, Func, Level, Module, TensorType, Value
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
@@ -157,6 +157,31 @@ def test_data_may_be_moved_before_it_is_multiplied():
     assert factors(changed) == {"u8", "i8", "i32"}
     x = bytes_of("uint8", 2, 4, 5)
     np.testing.assert_allclose(tw.interpret(changed, x)[0], tw.interpret(module, x)[0], rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("weights", "weight_zero", "taken"),
+    [
+        (bytes_of("int8", 6, 5, 3, 2), None, True),
+        (bytes_of("uint8", 6, 5, 3, 2, least=10, most=250), 125, True),
+        (bytes_of("uint8", 6, 5, 3, 2, least=0, most=255), 125, False),
+    ],
+)
+def test_factors_that_are_centred_in_32_bits_are_multiplied_as_bytes(weights, weight_zero, taken):
+    """As Relay's qnn.conv2d comes in: both factors less their zero points, which padding is."""
+    weights.reshape(-1)[:2] = (weights.min(), 255 if weight_zero and not taken else weights.max())
+    emit = Emitter(())
+    param = Value(TensorType("u8", (2, 5, 7, 8)), "x")
+    zero = None if weight_zero is None else emit.constant(np.array(weight_zero, np.int32))
+    data = centred(emit, param, emit.constant(np.array(9, np.int32)))
+    out = emit.value("conv2d", data, centred(emit, emit.constant(weights), zero, 0), **CONV, out_dtype="i32")
+    emit.builder.emit("graph.return", [out], types=())
+    main = Func(Level.GRAPH, "main", Block((param,), tuple(emit.builder.ops)), (out.type,))
+    module = Module("centred", (main,)).with_constants(Constants(emit.constants))
+    changed = rewritten(module)
+    assert (factors(changed) == {"u8", "i8", "i32"}) == taken
+    x = bytes_of("uint8", 2, 5, 7, 8)
+    assert np.array_equal(tw.interpret(changed, x)[0], tw.interpret(module, x)[0])
 
 
 @pytest.mark.parametrize(("images", "stored"), [(8, False), (1, True)])
