@@ -72,6 +72,9 @@ class KernelTemplate:
     neighbours: Mapping[str, tuple[int, ...]]
     #: the kernel, then kernels with other parameters that are worth a measurement; None where there are none
     variants: Variants | None
+    #: chooses parameters anew for a kernel that reads words of bits in place of masks, and whose threads read
+    #: a word once for all their elements in it; None where they would read it for each
+    choose_for_words: Callable[[Func, Hardware], Func | None] | None = None
 
     @property
     def generated(self) -> bool:

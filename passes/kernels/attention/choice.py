@@ -25,7 +25,7 @@ from tilewright.passes.kernels.attention.parameters import (
     width_tiles,
 )
 from tilewright.passes.kernels.attention.role_work import RoleWork, bound_roles, estimate_roles, role_works
-from tilewright.passes.kernels.attention.scores import MOST_AHEAD
+from tilewright.passes.kernels.attention.scores import reads_of_scores
 from tilewright.passes.kernels.attention.stage import TileLayout
 from tilewright.passes.kernels.attention.term_writer import term_work
 from tilewright.passes.kernels.attention.view import AttentionView, attention_view, reach
@@ -140,12 +140,7 @@ def attention_work(
     tiles = [size * prod(x.shape) for x in layouts]
     result = plan.sets * plan.rows * (width_tiles(view) * MMA_N + 8) * 4
     state = plan.sets * plan.rows * 8 if plan.sets > 1 else 0
-    columns = plan.part // MMA_N
-    ahead = 0
-    for read in (*view.score_reads, *view.kept_reads):
-        each = (plan.row_tiles * 2 if names_in(read) & set(view.rows) else 1) * columns * 2
-        if KEY in names_in(read) and each <= MOST_AHEAD:
-            ahead += each * itemsize(read.value.tensor.dtype)
+    ahead, shares = reads_of_scores(view, plan, (*view.score_reads, *view.kept_reads))
     copied = tuple(x.lanes * size for x in layouts)
     return AttentionWork(
         heads=view.size(view.batch),
@@ -162,7 +157,7 @@ def attention_work(
         least_bytes=least_bytes,
         moved_bytes=_moved(view),
         map_work=float(term_work(view.score) + term_work(view.dropped)),
-        map_reads=len(view.score_reads) + len(view.kept_reads),
+        map_reads=shares,
         ahead_bytes=ahead,
         seen=_seen(view, plan, furthest),
         copied=(copied[0], copied[1], copied[2]),

@@ -27,7 +27,7 @@ from tilewright.ir.hardware_facts import (
 )
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
-from tilewright.passes.analysis.terms import Read, leaves, names_in
+from tilewright.passes.analysis.terms import Read, leaves
 from tilewright.passes.kernels.attention.bands import BandedScore, banded_score
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.panels import ALIGNMENT, PanelShape, engine_map
@@ -40,7 +40,7 @@ from tilewright.passes.kernels.attention.parameters import (
     width_tiles,
 )
 from tilewright.passes.kernels.attention.roles import Turns, by_rows, role_registers, steps_of
-from tilewright.passes.kernels.attention.scores import MOST_AHEAD
+from tilewright.passes.kernels.attention.scores import reads_of_scores
 from tilewright.passes.kernels.attention.term_writer import term_work
 from tilewright.passes.kernels.attention.view import AttentionView
 
@@ -85,7 +85,7 @@ class RoleWork:
     least_bytes: int
     moved_bytes: int
     map_work: float
-    map_reads: int
+    map_reads: float
     mask_work: float
     written: float
 
@@ -327,11 +327,7 @@ def _work(facts: _Facts, plan: AttentionParameters) -> RoleWork:
         t for t, names, inner, shape in factors if engine_map(view, t, names, inner, shape, 0) is None
     ]
     reads = dict.fromkeys(x for t in (score.inner, view.dropped) for x in leaves(t) if isinstance(x, Read))
-    ahead = 0
-    for read in reads:
-        each = (2 if names_in(read) & set(view.rows) else 1) * plan.keys // MMA_N * 2
-        if KEY in names_in(read) and each <= MOST_AHEAD:
-            ahead += each * itemsize(read.value.tensor.dtype)
+    ahead, shares = reads_of_scores(view, plan, reads)
     return RoleWork(
         heads=view.size(view.batch),
         queries=view.size(view.rows),
@@ -352,7 +348,7 @@ def _work(facts: _Facts, plan: AttentionParameters) -> RoleWork:
         least_bytes=facts.least_bytes,
         moved_bytes=facts.moved_bytes,
         map_work=float(term_work(score.inner) + term_work(view.dropped)),
-        map_reads=len(reads),
+        map_reads=shares,
         mask_work=float(term_work(score.mask)) if score.mask is not None else 0.0,
         written=float(sum(10 + term_work(t) for t in computed)),
     )

@@ -279,7 +279,7 @@ class _RoleAttention:
             w.store(w.b.const(-inf, "f32"), self.largest, at)
             w.store(w.b.const(0.0, "f32"), self.sums, at)
         w.b.do("thread.receive", self.queries, item=tile.number)
-        maps = self._maps(tile, tile.last)
+        maps, dropout = self._maps(tile, tile.last)
         w.b.do("thread.receive", self.keys, item=tile.item)
         self._await_turn(tile, 0)
         self._start_scores(tile.item)
@@ -288,7 +288,7 @@ class _RoleAttention:
         w.b.do("thread.release", self.keys, item=tile.item)
         self._apply(maps, tile, tile.last, masked=True, first=True)
         w.b.do("thread.max_rows", self.scores, self.largest)
-        self._exponentials(tile, tile.last)
+        self._exponentials(dropout)
         self._pack()
 
     def _walk(self, tile: RowTile, start: int, stop: int, *, masked: bool) -> None:
@@ -305,7 +305,7 @@ class _RoleAttention:
         w = self.w
         item, keys = w.simple(tile.item + step), w.simple(tile.last - step)
         before = w.simple(item - 1)
-        maps = self._maps(tile, keys)
+        maps, dropout = self._maps(tile, keys)
         w.b.do("thread.receive", self.keys, item=item)
         self._await_turn(tile, step)
         self._start_scores(item)
@@ -322,7 +322,7 @@ class _RoleAttention:
         for at in ((0, 0), (0, 1)):
             total = w.b.value("scalar.mul", w.load(self.sums, at), w.load(self.factors, at))
             w.store(total, self.sums, at)
-        self._exponentials(tile, keys)
+        self._exponentials(dropout)
         w.b.do("thread.settle", self.sums)
         w.b.do("thread.warpgroup_wait", self.mixed)
         w.b.do("thread.release", self.values, item=before)
@@ -399,11 +399,13 @@ class _RoleAttention:
             w.b.do("thread.publish", order, item=item)
 
     # -- softmax ---------------------------------------------------------------------------------------------
-    def _maps(self, tile: RowTile, keys: Expr) -> ScoreMaps:
-        """The maps of the scores of a tile of keys, with what they read of parameters."""
+    def _maps(self, tile: RowTile, keys: Expr) -> tuple[ScoreMaps, ScoreMaps]:
+        """The maps of the scores of a tile of keys, and of their weights, with what they read ahead."""
         maps = self._score_maps(tile, keys, self.score.inner)
         maps.read_ahead()
-        return maps
+        dropout = self._score_maps(tile, keys, self.view.dropped)
+        dropout.read_ahead(words=True)
+        return maps, dropout
 
     def _score_maps(self, tile: RowTile, keys: Expr, term: Term) -> ScoreMaps:
         reads = tuple(dict.fromkeys(x for x in leaves(term) if isinstance(x, Read)))
@@ -432,9 +434,7 @@ class _RoleAttention:
             with w.when(w.bounds((w.simple(first - keys * plan.keys - 1),), (MOST_STEPS,))):
                 mask.apply(self.scores)
 
-    def _exponentials(self, tile: RowTile, keys: Expr) -> None:
+    def _exponentials(self, dropout: ScoreMaps) -> None:
         w, view = self.w, self.view
         w.b.do("thread.exp_rows", self.scores, self.largest, self.sums, scale=view.scale, folded=True)
-        if view.kept is not None:
-            dropout = self._score_maps(tile, keys, view.dropped)
-            dropout.apply(self.scores)
+        dropout.apply(self.scores)

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Iterable, Mapping
+from math import inf, prod
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
+from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import KEY
 from tilewright.passes.analysis.terms import Read, Term, names_in
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
+from tilewright.passes.kernels.attention.words import distinct, first_of, in_words, place, share
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most
 MOST_AHEAD = 64
+
+
+def fragment_shape(plan: AttentionParameters) -> tuple[int, int, int, int]:
+    """A thread's elements of a tile: tiles of 16 queries, tiles of 8 keys, 2 queries and 2 keys of each."""
+    return plan.row_tiles, plan.part // MMA_N, 2, 2
+
+
+def elements_read(read: Read, view: AttentionView, plan: AttentionParameters) -> tuple[int, ...]:
+    """How many different elements a thread reads for a tile, per dimension of its fragment."""
+    steps = (plan.keys, plan.part)
+    return distinct(read, fragment_shape(plan), view.rows, (KEY,), view.sizes, steps)
+
+
+def reads_of_scores(
+    view: AttentionView, plan: AttentionParameters, reads: Iterable[Read]
+) -> tuple[int, float]:
+    """Bytes of parameters that a thread reads ahead for a tile, and reads for each element of a tile."""
+    ahead, shares = 0, 0.0
+    for read in reads:
+        extents = elements_read(read, view, plan)
+        words = in_words(read, (view.rows, (KEY,)), view.sizes)
+        shares += share(extents, fragment_shape(plan), words=words)
+        if KEY in names_in(read) and prod(extents) <= MOST_AHEAD:
+            ahead += prod(extents) * itemsize(read.value.tensor.dtype)
+    return ahead, shares
 
 
 class ScoreMaps:
@@ -40,19 +67,24 @@ class ScoreMaps:
         self.term, self.reads = term, reads
         self.batch, self.tile = dict(batch), tile
         self.first, self.first_key = first
-        self.shape = (plan.row_tiles, plan.part // MMA_N, 2, 2)
+        self.shape = fragment_shape(plan)
         self.ahead: dict[Read, Value] = {}
 
-    def read_ahead(self) -> None:
-        """Read what scores are computed with to registers, before the product that hides the wait."""
-        w = self.w
+    def read_ahead(self, *, words: bool = False) -> None:
+        """Read what scores are computed with to registers, before the product that hides the wait.
+
+        words: what several elements of a thread have in common alone.
+        """
+        w, view = self.w, self.view
         for read in self.reads:
             extents = self._extents(read)
-            if extents[1] == 1 or extents[0] * extents[1] * extents[2] * extents[3] > MOST_AHEAD:
+            if KEY not in names_in(read) or prod(extents) > MOST_AHEAD:
+                continue
+            if words and not in_words(read, (view.rows, (KEY,)), view.sizes):
                 continue
             self.ahead[read] = w.alloc(extents, read.value.tensor.dtype, "reg", "ahead")
             with w.loops("i", extents, unroll=1) as at:
-                env, mask = self._place(at, read)
+                env, mask = self._place(first_of(at, extents, self.shape), read)
                 value = TermWriter(w, env, mask=mask).value(read)
                 w.store(value, self.ahead[read], at)
 
@@ -65,10 +97,8 @@ class ScoreMaps:
             env, mask = self._place(at)
             known: dict[Term, Value] = {view.product: self._element(scores, at)}
             for read, registers in self.ahead.items():
-                sizes = registers.tensor.shape
-                known[read] = w.load(
-                    registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
-                )
+                where = place(at, registers.tensor.shape, self.shape)
+                known[read] = w.load(registers, tuple(map(w.simple, where)))
             self._put(TermWriter(w, env, known, mask).value(self.term), scores, at)
 
     def cut(self, scores: Value) -> None:
@@ -100,9 +130,7 @@ class ScoreMaps:
 
     def _extents(self, read: Read) -> tuple[int, ...]:
         """The number of the thread's elements that read different values, per dimension of `shape`."""
-        names = names_in(read)
-        rows, columns = bool(names & set(self.view.rows)), KEY in names
-        return tuple(n if (columns if i % 2 else rows) else 1 for i, n in enumerate(self.shape))
+        return elements_read(read, self.view, self.plan)
 
     def _column(self, at: tuple[Expr, ...]) -> Expr:
         """The element's column in the tile."""

@@ -28,5 +28,6 @@ register_template(
         ),
         neighbours={},
         variants=attention_variants,
+        choose_for_words=choose_attention,
     )
 )

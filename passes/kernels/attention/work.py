@@ -61,7 +61,7 @@ class AttentionWork:
     least_bytes: int
     moved_bytes: int
     map_work: float
-    map_reads: int
+    map_reads: float
     ahead_bytes: int
     seen: float
     copied: tuple[int, int, int]

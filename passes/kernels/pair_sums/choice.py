@@ -20,6 +20,7 @@ from tilewright.passes.kernels.attention.blocks import products_per_clk, residen
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.parameters import padded
 from tilewright.passes.kernels.attention.term_writer import term_work
+from tilewright.passes.kernels.attention.words import in_words, share
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles
@@ -28,8 +29,8 @@ from tilewright.passes.kernels.pair_sums.role_work import estimate_roles
 from tilewright.passes.kernels.pair_sums.roles import loads_of_blocks, role_stages
 from tilewright.passes.kernels.pair_sums.tiles import PairTiles, pair_tiles
 from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
-from tilewright.passes.kernels.pair_sums.weight_stages import weight_stages
-from tilewright.passes.kernels.pair_sums.weights import MOST_AHEAD
+from tilewright.passes.kernels.pair_sums.weight_stages import WeightStages, weight_stages
+from tilewright.passes.kernels.pair_sums.weights import MOST_AHEAD, MOST_WORDS, pair_elements
 from tilewright.passes.kernels.pair_sums.work import PairWork, bound_pairs, estimate_pairs
 
 ROWS = (16, 32, 64, 128, 256)
@@ -104,7 +105,7 @@ def _role_points(kernel: Func, view: PairView, maps: _Maps, hardware: GpuHardwar
             if view.others % tile:
                 work_of_pair += 2 * len(view.sums)  # what is not there gets weights of 0
             own = replace(maps, work=float(work_of_pair))
-            work = _role_work(view, plan, tiles, least, own, len(stages.early), loads)
+            work = _role_work(view, plan, tiles, least, own, stages, loads)
             points.append(PairPoint(plan, work, estimate_roles(work, hardware)))
             if work.loads and work.batches > 1:
                 spread = replace(work, spread=True)
@@ -120,7 +121,7 @@ def _role_work(
     tiles: RoleTiles,
     least_bytes: int,
     maps: _Maps,
-    early: int,
+    stages: WeightStages,
     loads: tuple[int, ...],
 ) -> PairWork:
     """The work of a block by roles; loads: those of the blocks of a batch."""
@@ -144,9 +145,9 @@ def _role_work(
         fetched_bytes=tiles.fetched_bytes,
         own_bytes=tiles.own_bytes,
         map_work=maps.work,
-        map_reads=maps.reads,
+        map_reads=sum(_read_share(r, view, plan) for r in maps.reads),
         powers=maps.powers,
-        ahead_bytes=8 * len(rows),
+        ahead_bytes=8 * len(rows) + _word_bytes(view, plan),
         seen=_seen(view, plan, maps.band),
         copy_bytes=0,
         resident=plan.resident,
@@ -154,7 +155,10 @@ def _role_work(
         ahead=plan.ahead,
         copiers=COPIERS,
         limit=plan.registers,
-        early=early,
+        early=len(stages.early),
+        apart=sum(stages.weights[i] != stages.part for i in stages.early),
+        line_words=_line_words(view, plan),
+        read_singly=sum(not in_words(r, (view.rows, view.other), view.sizes) for r in maps.reads),
         slots=plan.slots(view),
         loads=loads,
         spread=plan.spread,
@@ -187,10 +191,13 @@ def _variant(kernel: Func, point: PairPoint, hardware: GpuHardware, considered: 
 
 @dataclass(frozen=True)
 class _Maps:
-    """What plans have in common: instructions, reads and exponentials per pair, bytes moved, and the band."""
+    """What plans have in common: instructions and exponentials per pair, what is read per pair, bytes moved,
+    and the band.
+    """
 
     work: float
-    reads: int
+    #: of both sides
+    reads: tuple[Read, ...]
     powers: int
     moved_bytes: int
     #: the `band` of the view
@@ -208,7 +215,7 @@ class _Maps:
             total += min(elements * size, read.value.tensor.nbytes)
         powers = {t for w in weights for t in _applied(w) if t.name in ("scalar.exp", "scalar.exp2")}
         both = [r for r in view.reads if names_in(r) & set(view.rows) and names_in(r) & set(view.other)]
-        return cls(float(term_work(*weights)), len(both), len(powers), total, band(view))
+        return cls(float(term_work(*weights)), tuple(both), len(powers), total, band(view))
 
 
 def _applied(term: Term) -> set[Apply]:
@@ -247,7 +254,7 @@ def _work(view: PairView, plan: PairParameters, least_bytes: int, maps: _Maps) -
         fetched_bytes=size * plan.tile * sum(view.size(x.inner) for x in tiles.others),
         own_bytes=size * plan.rows * sum(view.size(x.inner) for x in tiles.own),
         map_work=maps.work,
-        map_reads=maps.reads,
+        map_reads=sum(_read_share(r, view, plan) for r in maps.reads),
         powers=maps.powers,
         ahead_bytes=_ahead_bytes(view, plan),
         seen=_seen(view, plan, maps.band),
@@ -270,7 +277,36 @@ def _ahead_bytes(view: PairView, plan: PairParameters) -> int:
             total += 4 * (2 * plan.row_tiles if names & set(view.rows) else 1)
         elif not names & set(view.rows) and columns <= MOST_AHEAD:
             total += each * columns
+    return total + _word_bytes(view, plan)
+
+
+def _word_bytes(view: PairView, plan: PairParameters) -> int:
+    """Bytes of words, each for several pairs, that a thread reads ahead for a tile."""
+    total = 0
+    for read in view.reads:
+        if _is_words(read, view):
+            count = prod(pair_elements(read, view, plan))
+            total += count * itemsize(read.value.tensor.dtype) if count <= MOST_WORDS else 0
     return total
+
+
+def _line_words(view: PairView, plan: PairParameters) -> int:
+    """Words that a thread reads for a tile, one for each of its others."""
+    columns = plan.tile // MMA_N * 2
+    counts = [pair_elements(r, view, plan) for r in view.reads if _is_words(r, view)]
+    return sum(prod(n) for n in counts if n[1] * n[3] == columns)
+
+
+def _is_words(read: Read, view: PairView) -> bool:
+    """Whether words of a parameter of both sides hold a bit for several pairs."""
+    both = all(names_in(read) & set(side) for side in (view.rows, view.other))
+    return both and in_words(read, (view.rows, view.other), view.sizes)
+
+
+def _read_share(read: Read, view: PairView, plan: PairParameters) -> float:
+    """Reads of a parameter for each pair."""
+    extents, shape = pair_elements(read, view, plan), (plan.row_tiles, plan.tile // MMA_N, 2, 2)
+    return share(extents, shape, words=in_words(read, (view.rows, view.other), view.sizes))
 
 
 def _seen(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) -> float:

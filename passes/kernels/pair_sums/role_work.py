@@ -20,6 +20,8 @@ from tilewright.passes.kernels.pair_sums.work import PairWork
 MOST_BLOCKS = 16
 #: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
 _MORE_REGISTERS = 32
+#: registers more for each parameter that is read pair by pair: the places of two rows
+_PLACE_REGISTERS = 8
 
 
 def registers_needed(work: PairWork) -> int:
@@ -27,7 +29,11 @@ def registers_needed(work: PairWork) -> int:
     pairs = len(work.inner) * work.tile // 2
     packed = (len(work.widths) if work.ahead else work.early) * work.tile // 4
     sums = sum(-(-n // 16) * 8 for n in work.widths)
-    return pairs + packed + sums + -(-work.ahead_bytes // 4) + _MORE_REGISTERS
+    stages = 2 if work.ahead and work.early else 1  # in which parameters are read
+    read = -(-work.ahead_bytes // 4) + _PLACE_REGISTERS * work.read_singly * stages
+    if work.ahead or work.early:  # words are shifted while the ones that were read wait for the next stage
+        read += work.line_words
+    return pairs + packed + work.apart * work.tile // 2 + sums + read + _MORE_REGISTERS
 
 
 def estimate_roles(work: PairWork, hardware: GpuHardware) -> float:

@@ -252,6 +252,7 @@ class _RolePairs:
         rest = [i for i in range(len(self.pairs)) if i != stages.first]
         for i in (stages.first, *rest):
             self._product(i, slot)
+        self.weights.read_words(tile)
         known: dict[Term, Value] = {}
         if stages.part is not None:
             first = self.pairs[stages.first]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.passes.kernels.pair_sums.choice import pair_variants
+from tilewright.passes.kernels.pair_sums.choice import choose_pair_sums, pair_variants
 from tilewright.passes.kernels.pair_sums.lowering import lower_pair_sums
 from tilewright.passes.kernels.pair_sums.parameters import PairParameters
 from tilewright.passes.kernels.registry import register_template
@@ -18,5 +18,6 @@ register_template(
         joined=None,
         neighbours={},
         variants=pair_variants,
+        choose_for_words=choose_pair_sums,
     )
 )

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.terms import Read, Term, names_in, peeled
 from tilewright.passes.kernels.attention.term_writer import TermWriter
+from tilewright.passes.kernels.attention.words import distinct, first_of, in_words, place
 from tilewright.passes.kernels.pair_sums.parameters import PairParameters
 from tilewright.passes.kernels.pair_sums.view import PairView
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most
 MOST_AHEAD = 16
+#: words that hold a bit for several pairs and that a thread reads before it needs them, at most
+MOST_WORDS = 32
 
 _At = tuple[Expr, ...]
+
+
+def pair_elements(read: Read, view: PairView, plan: PairParameters) -> tuple[int, ...]:
+    """How many different elements a thread reads for a tile, per dimension of its fragment."""
+    shape = (plan.row_tiles, plan.tile // MMA_N, 2, 2)
+    return distinct(read, shape, view.rows, view.other, view.sizes, (plan.tile,))
 
 
 class WeightMaps:
@@ -27,6 +37,7 @@ class WeightMaps:
         self.w, self.view, self.plan = w, view, plan
         self.first, self.batch = first, dict(batch)
         self.shape = (plan.row_tiles, plan.tile // MMA_N, 2, 2)
+        self.words: dict[Read, Value] = {}
         self.rows: dict[Read, Value] = {}
         self.ahead: dict[Read, Value] = {}
 
@@ -45,11 +56,22 @@ class WeightMaps:
             if names & set(self.view.other) and not names & set(self.view.rows) and few:
                 self.ahead[read] = self._read(read, tile)
 
+    def read_words(self, tile: Expr) -> None:
+        """Read what several pairs of a thread have in common, as words of bits, before the products."""
+        view = self.view
+        self.words = {
+            read: self._read(read, tile)
+            for read in view.reads
+            if all(names_in(read) & set(side) for side in (view.rows, view.other))
+            and in_words(read, (view.rows, view.other), view.sizes)
+            and prod(self._extents(read)) <= MOST_WORDS
+        }
+
     def _read(self, read: Read, tile: Expr) -> Value:
         w, extents = self.w, self._extents(read)
         registers = w.alloc(extents, read.value.tensor.dtype, "reg", "read")
         with w.loops("i", extents, unroll=1) as at:
-            env, mask = self._place(at, tile, names_in(read))
+            env, mask = self._place(first_of(at, extents, self.shape), tile, names_in(read))
             w.store(TermWriter(w, env, mask=mask).value(read), registers, at)
         return registers
 
@@ -79,11 +101,9 @@ class WeightMaps:
             values: dict[Term, Value] = {
                 t: w.b.value("thread.get_fragment", v, item=at[:2], at=at[2:]) for t, v in known.items()
             }
-            for read, registers in {**self.rows, **self.ahead, **(numbers or {})}.items():
-                sizes = registers.tensor.shape
-                values[read] = w.load(
-                    registers, tuple(i if n > 1 else 0 for i, n in zip(at, sizes, strict=True))
-                )
+            for read, registers in {**self.rows, **self.ahead, **self.words, **(numbers or {})}.items():
+                where = place(at, registers.tensor.shape, self.shape)
+                values[read] = w.load(registers, tuple(map(w.simple, where)))
             writer = TermWriter(w, env, values, mask)
             inside = w.below(self._other(at, tile), self.view.others)
             for value, target in zip([writer.value(t) for t in terms], targets, strict=False):
@@ -95,9 +115,7 @@ class WeightMaps:
 
     def _extents(self, read: Read) -> tuple[int, ...]:
         """The number of the thread's elements that read different values, per dimension of `shape`."""
-        names = names_in(read)
-        rows, others = bool(names & set(self.view.rows)), bool(names & set(self.view.other))
-        return tuple(n if (others if i % 2 else rows) else 1 for i, n in enumerate(self.shape))
+        return pair_elements(read, self.view, self.plan)
 
     def _other(self, at: _At, tile: Expr) -> Expr:
         """The number of the other of an element."""

@@ -40,7 +40,9 @@ class PairWork:
     parameters per pair; powers: exponentials per pair; ahead_bytes: of parameters that a thread reads ahead;
     seen: share of the tiles that is computed. copy_bytes: what one copy moves, 0 where threads load elements.
     engine, ahead: parameters; copiers: warps of the role that copies; limit: registers of a thread that
-    multiplies by roles; early: sums whose weights need one product alone; slots: of the ring;
+    multiplies by roles; early: sums whose weights need one product alone; apart: those of them whose weights
+    are not the part that is computed first; line_words: words of bits for rows that a thread reads, one for
+    each other; read_singly: parameters that are read pair by pair; slots: of the ring;
     loads: tiles of the blocks of a batch in the order of their start, where they differ; spread: parameter.
     """
 
@@ -60,7 +62,7 @@ class PairWork:
     fetched_bytes: int
     own_bytes: int
     map_work: float
-    map_reads: int
+    map_reads: float
     powers: int
     ahead_bytes: int
     seen: float
@@ -71,6 +73,9 @@ class PairWork:
     copiers: int = 0
     limit: int = 0
     early: int = 0
+    apart: int = 0
+    line_words: int = 0
+    read_singly: int = 0
     slots: int = 1
     loads: tuple[int, ...] = ()
     spread: bool = False
