@@ -15,6 +15,10 @@ from tilewright.ir.hardware_facts import MMA_M, MMA_N, REGISTER_UNIT, WARP
 #: bytes of an element of the factors
 FACTOR_BYTES = {"f16": 2, "bf16": 2, "f32": 4}
 
+#: registers beside its sums that ptxas wants for a product of a warpgroup, of what a thread has before roles
+#: share anew (it refuses the kernel with fewer: C7602)
+PRODUCT_REGISTERS = 30
+
 
 class BlockWork(Protocol):
     """The facts of a kernel by which its blocks share multiprocessors, and what it moves."""

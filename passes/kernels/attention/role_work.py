@@ -29,6 +29,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.attention import INNER, KEY
 from tilewright.passes.analysis.terms import Read, leaves
 from tilewright.passes.kernels.attention.bands import BandedScore, banded_score
+from tilewright.passes.kernels.attention.blocks import PRODUCT_REGISTERS
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.panels import ALIGNMENT, PanelShape, engine_map
 from tilewright.passes.kernels.attention.parameters import (
@@ -46,8 +47,6 @@ from tilewright.passes.kernels.attention.view import AttentionView
 
 #: registers of a thread beside sums, weights and what is read ahead, as compiled for sm_90a
 _REGISTERS = 28
-#: registers beside its sums that ptxas wants for a product, of what a thread has before roles share anew
-_PRODUCT_REGISTERS = 30
 #: bytes of an element of the factors, which are of 16 bits
 _BYTES = 2
 
@@ -142,7 +141,7 @@ def resident_roles(work: RoleWork, hardware: GpuHardware) -> int:
     room = hardware.smem_per_sm_bytes // (work.shared_bytes + hardware.smem_reserved_per_block_bytes)
     share = hardware.registers_per_sm // work.resident // work.threads // REGISTER_UNIT * REGISTER_UNIT
     sums = max(work.tile, work.columns) // 2  # of a thread, of one product
-    fits = work.resident <= room and sums + _PRODUCT_REGISTERS <= share
+    fits = work.resident <= room and sums + PRODUCT_REGISTERS <= share
     return work.resident if fits else 0
 
 

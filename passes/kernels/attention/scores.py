@@ -13,7 +13,7 @@ from tilewright.passes.analysis.terms import Read, Term, names_in
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.attention.view import AttentionView
-from tilewright.passes.kernels.attention.words import distinct, first_of, in_words, place, share
+from tilewright.passes.kernels.writing.common_reads import distinct, first_of, in_words, place, share
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most
@@ -28,7 +28,7 @@ def fragment_shape(plan: AttentionParameters) -> tuple[int, int, int, int]:
 def elements_read(read: Read, view: AttentionView, plan: AttentionParameters) -> tuple[int, ...]:
     """How many different elements a thread reads for a tile, per dimension of its fragment."""
     steps = (plan.keys, plan.part)
-    return distinct(read, fragment_shape(plan), view.rows, (KEY,), view.sizes, steps)
+    return distinct(read.at, fragment_shape(plan), view.rows, (KEY,), view.sizes, steps)
 
 
 def reads_of_scores(
@@ -38,7 +38,7 @@ def reads_of_scores(
     ahead, shares = 0, 0.0
     for read in reads:
         extents = elements_read(read, view, plan)
-        words = in_words(read, (view.rows, (KEY,)), view.sizes)
+        words = in_words(read.at, (view.rows, (KEY,)), view.sizes)
         shares += share(extents, fragment_shape(plan), words=words)
         if KEY in names_in(read) and prod(extents) <= MOST_AHEAD:
             ahead += prod(extents) * itemsize(read.value.tensor.dtype)
@@ -80,7 +80,7 @@ class ScoreMaps:
             extents = self._extents(read)
             if KEY not in names_in(read) or prod(extents) > MOST_AHEAD:
                 continue
-            if words and not in_words(read, (view.rows, (KEY,)), view.sizes):
+            if words and not in_words(read.at, (view.rows, (KEY,)), view.sizes):
                 continue
             self.ahead[read] = w.alloc(extents, read.value.tensor.dtype, "reg", "ahead")
             with w.loops("i", extents, unroll=1) as at:

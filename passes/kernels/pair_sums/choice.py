@@ -20,7 +20,6 @@ from tilewright.passes.kernels.attention.blocks import products_per_clk, residen
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
 from tilewright.passes.kernels.attention.parameters import padded
 from tilewright.passes.kernels.attention.term_writer import term_work
-from tilewright.passes.kernels.attention.words import in_words, share
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles
@@ -32,6 +31,7 @@ from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
 from tilewright.passes.kernels.pair_sums.weight_stages import WeightStages, weight_stages
 from tilewright.passes.kernels.pair_sums.weights import MOST_AHEAD, MOST_WORDS, pair_elements
 from tilewright.passes.kernels.pair_sums.work import PairWork, bound_pairs, estimate_pairs
+from tilewright.passes.kernels.writing.common_reads import in_words, share
 
 ROWS = (16, 32, 64, 128, 256)
 TILES = (16, 32, 64, 128)
@@ -158,7 +158,7 @@ def _role_work(
         early=len(stages.early),
         apart=sum(stages.weights[i] != stages.part for i in stages.early),
         line_words=_line_words(view, plan),
-        read_singly=sum(not in_words(r, (view.rows, view.other), view.sizes) for r in maps.reads),
+        read_singly=sum(not in_words(r.at, (view.rows, view.other), view.sizes) for r in maps.reads),
         slots=plan.slots(view),
         loads=loads,
         spread=plan.spread,
@@ -300,13 +300,13 @@ def _line_words(view: PairView, plan: PairParameters) -> int:
 def _is_words(read: Read, view: PairView) -> bool:
     """Whether words of a parameter of both sides hold a bit for several pairs."""
     both = all(names_in(read) & set(side) for side in (view.rows, view.other))
-    return both and in_words(read, (view.rows, view.other), view.sizes)
+    return both and in_words(read.at, (view.rows, view.other), view.sizes)
 
 
 def _read_share(read: Read, view: PairView, plan: PairParameters) -> float:
     """Reads of a parameter for each pair."""
     extents, shape = pair_elements(read, view, plan), (plan.row_tiles, plan.tile // MMA_N, 2, 2)
-    return share(extents, shape, words=in_words(read, (view.rows, view.other), view.sizes))
+    return share(extents, shape, words=in_words(read.at, (view.rows, view.other), view.sizes))
 
 
 def _seen(view: PairView, plan: PairParameters, limits: tuple[int, int] | None) -> float:

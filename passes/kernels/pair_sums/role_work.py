@@ -13,15 +13,19 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir.hardware_facts import EXPONENTIALS_PER_SM_PER_CLK, MMA_M, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.attention.blocks import products_per_clk, resident_attention
+from tilewright.passes.kernels.attention.blocks import (
+    PRODUCT_REGISTERS,
+    products_per_clk,
+    resident_attention,
+)
 from tilewright.passes.kernels.pair_sums.work import PairWork
 
 #: rounds of unequal blocks that are followed block by block
 MOST_BLOCKS = 16
 #: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
 _MORE_REGISTERS = 32
-#: registers more for each parameter that is read pair by pair: the places of two rows
-_PLACE_REGISTERS = 8
+#: registers more for each parameter read pair by pair: places of rows, what is read before its use
+_PLACE_REGISTERS = 14
 
 
 def registers_needed(work: PairWork) -> int:
@@ -29,7 +33,7 @@ def registers_needed(work: PairWork) -> int:
     pairs = len(work.inner) * work.tile // 2
     packed = (len(work.widths) if work.ahead else work.early) * work.tile // 4
     sums = sum(-(-n // 16) * 8 for n in work.widths)
-    stages = 2 if work.ahead and work.early else 1  # in which parameters are read
+    stages = 2 if work.early else 1  # in which parameters are read
     read = -(-work.ahead_bytes // 4) + _PLACE_REGISTERS * work.read_singly * stages
     if work.ahead or work.early:  # words are shifted while the ones that were read wait for the next stage
         read += work.line_words
@@ -42,6 +46,8 @@ def estimate_roles(work: PairWork, hardware: GpuHardware) -> float:
     if fits < work.resident or not products_per_clk(work.dtype, hardware):
         return float("inf")
     if registers_needed(work) > (work.limit or hardware.max_registers_per_thread):
+        return float("inf")
+    if max(work.tile, *work.widths) // 2 + PRODUCT_REGISTERS > work.registers:
         return float("inf")
     resident = min(fits, -(-work.blocks // hardware.sm_count))
     ends, tile = _block_clk(resident, work, hardware)

@@ -9,9 +9,9 @@ from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.passes.analysis.terms import Read, Term, names_in, peeled
 from tilewright.passes.kernels.attention.term_writer import TermWriter
-from tilewright.passes.kernels.attention.words import distinct, first_of, in_words, place
 from tilewright.passes.kernels.pair_sums.parameters import PairParameters
 from tilewright.passes.kernels.pair_sums.view import PairView
+from tilewright.passes.kernels.writing.common_reads import distinct, first_of, in_words, place
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements of one parameter that a thread reads before it needs them, at most
@@ -25,7 +25,7 @@ _At = tuple[Expr, ...]
 def pair_elements(read: Read, view: PairView, plan: PairParameters) -> tuple[int, ...]:
     """How many different elements a thread reads for a tile, per dimension of its fragment."""
     shape = (plan.row_tiles, plan.tile // MMA_N, 2, 2)
-    return distinct(read, shape, view.rows, view.other, view.sizes, (plan.tile,))
+    return distinct(read.at, shape, view.rows, view.other, view.sizes, (plan.tile,))
 
 
 class WeightMaps:
@@ -63,7 +63,7 @@ class WeightMaps:
             read: self._read(read, tile)
             for read in view.reads
             if all(names_in(read) & set(side) for side in (view.rows, view.other))
-            and in_words(read, (view.rows, view.other), view.sizes)
+            and in_words(read.at, (view.rows, view.other), view.sizes)
             and prod(self._extents(read)) <= MOST_WORDS
         }
 

@@ -18,10 +18,9 @@ from sass import SERIALISED, machine_code, nvdisasm
 
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.ir import Sym, TensorType, Value
-from tilewright.passes.analysis.terms import Read
-from tilewright.passes.kernels.attention.words import distinct, run_of
+from tilewright.ir import Sym
 from tilewright.passes.kernels.decision import decision_of, with_parameters
+from tilewright.passes.kernels.writing.common_reads import distinct, run_of
 
 ALWAYS = {
     "chain_kernels": "chain-kernels{attention=always}",
@@ -150,11 +149,9 @@ SIZES = {"h": 2, "m": 96, "k": 64, "b": 5}
     ],
 )
 def test_elements_that_a_thread_has_in_common(at, across, extents):
-    read = Read(Value(TensorType("u32", (1,) * len(at)), "w"), at)
     assert run_of(at, ("k",), SIZES) == across
-    assert distinct(read, (2, 8, 2, 2), ("h", "m"), ("k",), SIZES, (64,)) == extents
+    assert distinct(at, (2, 8, 2, 2), ("h", "m"), ("k",), SIZES, (64,)) == extents
 
 
 def test_tiles_that_start_within_a_word():
-    read = Read(Value(TensorType("u32", (2,)), "w"), (Sym("k") // 32,))
-    assert distinct(read, (1, 6, 2, 2), ("m",), ("k",), SIZES, (48,)) == (1, 3, 1, 1)
+    assert distinct((Sym("k") // 32,), (1, 6, 2, 2), ("m",), ("k",), SIZES, (48,)) == (1, 3, 1, 1)

@@ -12,7 +12,6 @@ from math import gcd, prod
 from tilewright.ir import BinOp, Expr, Sym
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
-from tilewright.passes.analysis.terms import Read
 
 
 def run_of(at: Sequence[Expr], names: Sequence[str], sizes: Mapping[str, int]) -> int:
@@ -37,7 +36,7 @@ def _run(e: Expr, wide: Sequence[str]) -> int:
 
 
 def distinct(
-    read: Read,
+    at: Sequence[Expr],
     shape: Sequence[int],
     rows: Sequence[str],
     columns: Sequence[str],
@@ -50,7 +49,7 @@ def distinct(
     fragments are sums of multiples of them; their first rows are multiples of 16.
     """
     row_tiles, column_tiles, halves, pair = shape
-    down, across = run_of(read.at, rows, sizes), run_of(read.at, columns, sizes)
+    down, across = run_of(at, rows, sizes), run_of(at, columns, sizes)
     if down == 0:
         row_tiles, halves = 1, 1
     elif down % MMA_M == 0:
@@ -64,9 +63,9 @@ def distinct(
     return row_tiles, column_tiles, halves, pair
 
 
-def in_words(read: Read, names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bool:
+def in_words(at: Sequence[Expr], names: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bool:
     """Whether neighbours along one of these sides, given by their dimensions, read one element."""
-    return any(run_of(read.at, side, sizes) > 1 for side in names)
+    return any(run_of(at, side, sizes) > 1 for side in names)
 
 
 def share(extents: Sequence[int], shape: Sequence[int], *, words: bool) -> float:
