@@ -158,6 +158,7 @@ def _role_work(
         early=len(stages.early),
         apart=sum(stages.weights[i] != stages.part for i in stages.early),
         line_words=_line_words(view, plan),
+        paths=1 if stages.whole is None else 2,
         read_singly=sum(not in_words(r.at, (view.rows, view.other), view.sizes) for r in maps.reads),
         slots=plan.slots(view),
         loads=loads,

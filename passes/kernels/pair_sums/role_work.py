@@ -24,8 +24,8 @@ from tilewright.passes.kernels.pair_sums.work import PairWork
 MOST_BLOCKS = 16
 #: registers beside sums, products and factors that a thread needs, without which NVRTC serialises products
 _MORE_REGISTERS = 32
-#: registers more for each parameter read pair by pair: places of rows, what is read before its use
-_PLACE_REGISTERS = 14
+#: registers more for each parameter read pair by pair: places of rows, beside elements before their use
+_PLACE_REGISTERS = 4
 
 
 def registers_needed(work: PairWork) -> int:
@@ -33,9 +33,10 @@ def registers_needed(work: PairWork) -> int:
     pairs = len(work.inner) * work.tile // 2
     packed = (len(work.widths) if work.ahead else work.early) * work.tile // 4
     sums = sum(-(-n // 16) * 8 for n in work.widths)
-    stages = 2 if work.early else 1  # in which parameters are read
-    read = -(-work.ahead_bytes // 4) + _PLACE_REGISTERS * work.read_singly * stages
-    if work.ahead or work.early:  # words are shifted while the ones that were read wait for the next stage
+    more = work.early > 0 or work.paths > 1  # what is read waits for a second stage, or for one of two paths
+    singly = work.read_singly * (work.tile // 4 + _PLACE_REGISTERS)
+    read = -(-work.ahead_bytes // 4) + singly * (2 if more else 1)
+    if work.ahead or more:  # words are shifted while the ones that were read are still needed
         read += work.line_words
     return pairs + packed + work.apart * work.tile // 2 + sums + read + _MORE_REGISTERS
 

@@ -42,7 +42,8 @@ class PairWork:
     engine, ahead: parameters; copiers: warps of the role that copies; limit: registers of a thread that
     multiplies by roles; early: sums whose weights need one product alone; apart: those of them whose weights
     are not the part that is computed first; line_words: words of bits for rows that a thread reads, one for
-    each other; read_singly: parameters that are read pair by pair; slots: of the ring;
+    each other; read_singly: parameters that are read pair by pair; paths: 2 where tiles all of whose pairs
+    count have code of their own; slots: of the ring;
     loads: tiles of the blocks of a batch in the order of their start, where they differ; spread: parameter.
     """
 
@@ -76,6 +77,7 @@ class PairWork:
     apart: int = 0
     line_words: int = 0
     read_singly: int = 0
+    paths: int = 1
     slots: int = 1
     loads: tuple[int, ...] = ()
     spread: bool = False
