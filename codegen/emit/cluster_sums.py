@@ -1,4 +1,4 @@
-"""Emitters of blocks in a cluster that share a sum: where they meet, and sums over their shared memories."""
+"""Emitters of blocks in a cluster: where they meet, sums over their shared memories, writes to others'."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from math import prod
 
 from tilewright.codegen.emit.channels import cuda_roles
 from tilewright.codegen.emit.emission import Emission, emitter
+from tilewright.codegen.emit.memory import guarded
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op
 from tilewright.ir.thread.channel_ops import REUSE
-from tilewright.ir.thread.cluster_ops import SUM
+from tilewright.ir.thread.cluster_ops import GIVE, SUM
 from tilewright.ir.thread.role_ops import MEET
 from tilewright.ir.thread.tensor_maps import cluster_of
 
@@ -35,3 +36,20 @@ def _sum(e: Emission, op: Op) -> None:
         raise UnsupportedError(f"{op.name}: expected {lanes} aligned neighbours", where=op.loc)
     blocks = prod(cluster_of(e.func))
     e.line(f"{e.need(f'sum_of_cluster_{lanes}')}<{blocks}>({sums.name}, &{e.element(tile, at)});")
+
+
+@emitter(GIVE, writes=(1,))
+def _give(e: Emission, op: Op) -> None:
+    cuda_roles(e, op)
+    head = guarded(e, op)
+    if head is None:
+        return
+    value, target = op.operands
+    rank = e.index.render(op.expr("rank"), e.ranges)
+    place = e.element(e.buffer(target), op.exprs("at"))
+    call = f"{e.need('give_to_block')}({e.value(value).parts[0]}, &{place}, {rank});"
+    if head:
+        with e.braces(head):
+            e.line(call)
+    else:
+        e.line(call)

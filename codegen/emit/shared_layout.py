@@ -9,7 +9,7 @@ from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.thread.channel_ops import CHANNEL, REUSE, channels_of
-from tilewright.ir.thread.cluster_ops import SUM
+from tilewright.ir.thread.cluster_ops import GIVE, SUM
 from tilewright.ir.thread.role_ops import MEET
 from tilewright.ir.types import TensorType, itemsize
 
@@ -39,7 +39,8 @@ def shared_layout(func: Func) -> SharedLayout:
 
     A buffer lives from the first to the last op at the top of the kernel that names it; another one may
     follow it on the same bytes where a barrier at the top stands between the two. What other blocks read
-    lives until they meet again. A buffer that reuses a channel's bytes may lie on those of its buffers.
+    lives until they meet again; what they write to lives as long as the kernel.
+    A buffer that reuses a channel's bytes may lie on those of its buffers.
     """
     reused = _reused(func)
     lives = _lives(func)
@@ -110,7 +111,9 @@ def _lives(func: Func) -> dict[Value, tuple[int, int]]:
         read_by_others |= {o.operands[0] for o in inside if o.name == SUM}
         for v in (v for o in inside for v in o.operands):
             lives[v] = (lives.get(v, (i, i))[0], i)
-    return {v: lives.get(v, (0, len(func.body.ops))) for v in buffers}
+    whole = (0, len(func.body.ops))
+    lives.update({o.operands[1]: whole for o in walk(func.body) if o.name == GIVE})
+    return {v: lives.get(v, whole) for v in buffers}
 
 
 def _alignment(op: Op) -> int:

@@ -58,6 +58,19 @@ FN void NAME() {
     "cuda",
     emulated=True,
 )
+helper(
+    "give_to_block",
+    """
+FN void NAME(float value, float* place, int rank) {
+    $u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                 : "=r"(there) : "r"(($u32)__cvta_generic_to_shared(place)), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there), "f"(value) : "memory");
+}
+""",
+    "cuda",
+    emulated=True,
+)
 # The same places of the shared memories of a cluster's blocks, added in the order of ranks. All are under way
 # before the first is added.
 for _lanes, _form in ((1, ""), (2, ".v2"), (4, ".v4")):

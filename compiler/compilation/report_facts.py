@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from tilewright.compilation.lowering import Lowered
@@ -108,6 +108,25 @@ def layout_text(facts: dict[str, Any]) -> str:
     return f"layouts: {facts['channels_last']} of {facts['values']} values channels-last, {count}"
 
 
+def recurrence_facts(main: Func) -> list[dict[str, Any]]:
+    """The recurrences that join-recurrences found, with the kernel of each or the reason that it has none."""
+    records = main.get("recurrences")
+    return [r.as_dict() for r in records if isinstance(r, Pairs)] if isinstance(records, tuple) else []
+
+
+def recurrence_text(facts: Sequence[dict[str, Any]]) -> str:
+    """A line about each of `recurrence_facts`; empty where there are none."""
+    lines = []
+    for f in facts:
+        head = f"recurrence of {f['products']} products in {f['calls']} kernels from {f['first'] or 'here'}: "
+        if "kernel" in f:
+            seconds = f"{1e6 * f['estimate_s']:.1f} us by the model, {1e6 * f['separate_s']:.1f} apart"
+            lines.append(f"{head}{f['kernel']}, {seconds}")
+        else:
+            lines.append(f"{head}apart, since {f['reason']}")
+    return "\n".join(lines)
+
+
 def _choice_text(facts: dict[str, Any]) -> str:
     """What was chosen over all orders, what it costs by the model, and how much better a choice may be."""
     c = facts["choice"]
@@ -138,7 +157,7 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
     The hardware record, whether it was calibrated, the constants that were measured, those of another device,
     and the device without a record that it is used for. Of each kernel the
     template, parameters, bound, estimate and limit; of each convolution the algorithms;
-    how many values changed their layout.
+    how many values changed their layout; which recurrences were found.
     """
     hardware = lowered.target.hardware
     return {
@@ -150,5 +169,6 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
         "chosen_by": "measurement" if any(map(is_measured, lowered.tensor.funcs)) else "model",
         "convolutions": convolution_facts(lowered.graph.main, hardware, _factors(lowered.tensor)),
         "layouts": layout_facts(lowered.thread.main),
+        "recurrences": recurrence_facts(lowered.thread.main),
         "kernels": [record.facts() for record in lowered.records],
     }

@@ -1,8 +1,10 @@
-"""Thread-level ops of blocks in a cluster that share a sum: they meet, and read each other's shared memory.
+"""Thread-level ops of blocks in a cluster: they meet, share sums, and write to each other's shared memory.
 
 Each block of the cluster lays its part of the sums down in shared memory; all meet; then each adds the parts
 of some results, those of the first block first, so that the sum is the same in every run. They meet again
 before a block may write over what others read, or end.
+
+Blocks that work on one state write what each has of it to the shared memory of all, meet, and read the whole.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, walk
 from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
 from tilewright.ir.thread.channel_ops import REUSE
-from tilewright.ir.thread.ops import buffer, element
+from tilewright.ir.thread.ops import MASK, buffer, element
 from tilewright.ir.thread.role_ops import MEET, ROLE, roles_of
 from tilewright.ir.thread.tensor_maps import cluster_of
-from tilewright.ir.types import TensorType, Type
+from tilewright.ir.types import ScalarType, TensorType, Type
 
 SUM = "thread.sum_of_cluster"
+GIVE = "thread.give_to_block"
 #: neighbours along the last dimension that one op adds
 SUM_LANES = (1, 2, 4)
 #: dtypes of sums
 _SUMS = ("f32", "i32")
+#: dtypes of what a block gives others
+_GIVEN = ("f32",)
 
 define(
     MEET,
@@ -57,6 +62,29 @@ define(
 )
 
 
+def _infer_give(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    tile = element(types[1], attrs["at"], "shared")
+    if tile.dtype not in _GIVEN or types[0] != ScalarType(tile.dtype):
+        raise InputError(f"expected one {' or '.join(_GIVEN)} for a buffer of it, got {types[0]} and {tile}")
+    return []
+
+
+define(
+    GIVE,
+    ("value", "buffer"),
+    "Write a value to the same element of a buffer in the shared memory of a block of the cluster. It may be "
+    "read there when the blocks have met.",
+    attrs={
+        "at": AttrDef("exprs", doc="index of the element, the same in all blocks"),
+        "rank": AttrDef("expr", doc="the block's number in the cluster"),
+        "mask": MASK,
+    },
+    results=0,
+    infer=_infer_give,
+    effects=frozenset({"write"}),
+)
+
+
 def _verify_reuse(op: Op) -> Sequence[str]:
     t = op.result.type
     if not isinstance(t, TensorType) or t.space != "shared":
@@ -80,7 +108,7 @@ define(
 
 def cluster_faults(func: Func) -> Iterator[tuple[int, str]]:
     """Faults in where blocks of a cluster meet, as (index of the op in the kernel's body, clause)."""
-    used = {op.name for op in walk(func.body)} & {MEET, SUM}
+    used = {op.name for op in walk(func.body)} & {MEET, SUM, GIVE}
     if not used:
         return
     first = next(i for i, op in enumerate(func.body.ops) if {o.name for o in _with_inner(op)} & used)

@@ -1,7 +1,7 @@
-"""Sums over a cluster are checked: who reads what others wrote has met them since, before and after.
+"""What blocks of a cluster share is checked: who reads what others wrote has met them, before and after.
 
 Blocks of a cluster meet at the top of their programs, as often in every role, so between two meetings each
-buffer is either written by its own block or read by all of them.
+buffer is either written by its own block or read by all, or else written by all or read by its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.simplify import Ranges
 from tilewright.ir.thread.channel_ops import CONSUMER_OPS, ITEM_OPS, REUSE, channels_of
-from tilewright.ir.thread.cluster_ops import SUM
+from tilewright.ir.thread.cluster_ops import GIVE, SUM
 from tilewright.ir.thread.role_ops import MEET, roles_of
 from tilewright.passes.thread.scopes import body_ranges, launch_ranges
 from tilewright.passes.thread.shared_accesses import accesses
@@ -18,6 +18,8 @@ from tilewright.passes.thread.shared_accesses import accesses
 
 def check_clusters(func: Func) -> None:
     """Raise InputError for sums over a cluster that may read too early, and for writes and ends too early.
+
+    What blocks write to each other's shared memory follows the like order (`_check_given`).
 
     - What blocks add up is not written between the last meeting before and the next one.
     - A block ends after a meeting that follows the last sum.
@@ -27,6 +29,7 @@ def check_clusters(func: Func) -> None:
     """
     summed = {op.operands[0] for op in walk(func.body) if op.name == SUM}
     reused = {op.result: op.operands[0] for op in walk(func.body) if op.name == REUSE}
+    _check_given(func)
     if not summed and not reused:
         return
     roles, ranges = roles_of(func), launch_ranges(func)
@@ -41,6 +44,52 @@ def check_clusters(func: Func) -> None:
         if len(users) > 1:
             names = " and ".join(str(r["name"]) for r in users)
             raise InputError(f"expected one role to use {_name(v)}, got {names}", where=users[0].loc)
+
+
+def _check_given(func: Func) -> None:
+    """Raise InputError for values given to other blocks that these may not expect.
+
+    - A block writes to others when all have begun, and none ends before the last such write: they meet
+      before the first one and after the last.
+    - What others wrote is read when all have met since, and written over when all have met after they read.
+    """
+    given = {op.operands[1] for op in walk(func.body) if op.name == GIVE}
+    if not given:
+        return
+    ranges, begun = launch_ranges(func), False
+    written: dict[Value, Op] = {}
+    read: set[Value] = set()
+    for op in func.body.ops:
+        if op.name == MEET:
+            begun = True
+            written.clear()
+            read.clear()
+            continue
+        touched = [a for a in accesses(op, ranges) if a.buffer in given]
+        for a in touched:
+            if a.write and not begun:
+                raise InputError(
+                    f"a block gives {_name(a.buffer)} to others before they began: expected {MEET} before",
+                    where=op.loc,
+                )
+            if not a.write and a.buffer in written:
+                raise InputError(
+                    f"a block reads {_name(a.buffer)} before its writers have met: expected {MEET} between",
+                    where=op.loc,
+                )
+            if a.write and a.buffer in read:
+                raise InputError(
+                    f"a block gives {_name(a.buffer)}, which others may still read: expected {MEET} before",
+                    where=op.loc,
+                )
+        read.update(a.buffer for a in touched if not a.write)
+        written.update((a.buffer, op) for a in touched if a.write)
+    if written:
+        v, op = next(iter(written.items()))
+        raise InputError(
+            f"a block ends while others may still give it {_name(v)}: expected {MEET} at its end",
+            where=op.loc,
+        )
 
 
 def _name(v: Value) -> str:

@@ -39,6 +39,7 @@ _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.atomic_add": (1, None),
     "thread.split_shared": (1, "dst"),
     "thread.turn_shared": (1, "dst"),
+    "thread.give_to_block": (1, None),
 }
 
 

@@ -13,7 +13,14 @@ from typing import Any
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.lowering import Lowered, lower
 from tilewright.compilation.option_values import PARTITIONER
-from tilewright.compilation.report_facts import compilation_facts, layout_facts, layout_text, parameter_facts
+from tilewright.compilation.report_facts import (
+    compilation_facts,
+    layout_facts,
+    layout_text,
+    parameter_facts,
+    recurrence_facts,
+    recurrence_text,
+)
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.kernels.explain import LIMITS
 from tilewright.devices.targets import Target, resolve_target
@@ -132,6 +139,8 @@ def explain_step(a: argparse.Namespace) -> None:
     print(weights_text(facts))
     if line := layout_text(layout_facts(lowered.thread.main)):
         print(line)
+    if line := recurrence_text(recurrence_facts(lowered.thread.main)):
+        print(line)
     print(training_text(facts))
 
 
@@ -174,6 +183,7 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
         weights_text(facts),
         hardware_text(facts),
         layout_text(facts["layouts"]),
+        recurrence_text(facts.get("recurrences", ())),
         *(f"refused {r['kernel']} with {r['params']}: {r['reason']}" for r in facts.get("refused", ())),
         *map(_text, rows),
         f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us",
