@@ -28,11 +28,13 @@ dce
 #: attention as products and a softmax where the device has no kernel for the whole
 EXPANDED = Pipeline.parse("expand-attention")
 
-#: masks of a backward pass follow from what is stored; reshapes sink below what follows products; products
+#: masks of a backward pass follow from what is stored; products of many inputs with one constant become one,
+#: so that steps of a recurrence multiply their state alone; reshapes sink below what follows products; those
 #: with constants on one input become one product, and so do sums of products of a backward pass and products
 #: with one common factor of a training step; small groups of convolutions become larger ones
 PRODUCTS = Pipeline.parse(
-    "signs-of-results, sink-reshapes, merge-products, sum-of-products, stack-products, join-groups"
+    "signs-of-results, stack-rows, sink-reshapes, merge-products, "
+    "sum-of-products, stack-products, join-groups"
 )
 
 #: the choice of an algorithm for each convolution
@@ -296,6 +298,7 @@ def official_stages(
     expanded, products, saved = EXPANDED, PRODUCTS, SAVED
     if factors := FACTORS.get(precision, ""):
         expanded = expanded.replace("expand-attention", f"expand-attention{{factors={factors}}}")
+        products = products.replace("stack-rows", f"stack-rows{{factors={factors}}}")
         products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
         products = products.replace("join-groups", f"join-groups{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")

@@ -113,6 +113,14 @@ class GpuHardware:
         """Device-wide L2 bandwidth at the record's clock."""
         return self.l2_bytes_per_clk * self.clock_hz
 
+    @property
+    def cluster_register_bytes(self) -> int:
+        """Registers of the blocks of the largest portable cluster, 8 (CUDA C++ Programming Guide); 0 without.
+
+        Devices with warpgroups have clusters.
+        """
+        return 8 * 4 * self.registers_per_sm if self.wgmma_share > 0 else 0
+
 
 @dataclass(frozen=True)
 class CpuHardware:

@@ -7,7 +7,7 @@ products and parameters that it is computed from; products' say which rows of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -162,12 +162,15 @@ class _Walk:
         contracts = (op for op in kernel.body.ops if op.name == "tensor.contract")
         self.places = {op: i for i, op in enumerate(contracts)}
         self.first_read: dict[Element, int] = {}
+        #: per element that needs no product, the elements of parameters that it is computed from
+        self.early: dict[Element, tuple[Element, ...]] = {}
         self.applied = 0
 
     def follow(self, v: Value, at: Index) -> str:
         """Note what an element needs; one clause where it needs what no unit can have."""
         try:
-            self._after(v, at)
+            if not self._after(v, at):
+                self._read_behind(self.early[v, self._simple(at)], 0)
         except _Unfit as e:
             return str(e)
         return ""
@@ -180,7 +183,7 @@ class _Walk:
             return self.after[key]
         op = self.producers.get(v)
         if op is None:
-            self.after[key] = 0
+            self.after[key], self.early[key] = 0, (key,)
             return 0
         if op.name == "tensor.contract":
             needed = self.sums.setdefault(op, {})
@@ -194,11 +197,20 @@ class _Walk:
         self.applied += len(op.body.ops) - 1
         before = [self._after(u, place) for u, place in operands]
         last = max(before, default=0)
-        for (u, place), _ in zip(operands, before, strict=True):
-            if u not in self.producers:
-                self.first_read[u, place] = min(last, self.first_read.get((u, place), last))
+        # What needs no product is read where something that needs one first asks for it.
+        early = dict.fromkeys(
+            e for operand, n in zip(operands, before, strict=True) if not n for e in self.early[operand]
+        )
+        if last:
+            self._read_behind(early, last)
+        else:
+            self.early[key] = tuple(early)
         self.after[key] = last
         return last
+
+    def _read_behind(self, elements: Iterable[Element], place: int) -> None:
+        for e in elements:
+            self.first_read[e] = min(place, self.first_read.get(e, place))
 
     def view(
         self, vectors: Sequence[tuple[Op, int]], kept: Sequence[Value], returned: Sequence[Value]

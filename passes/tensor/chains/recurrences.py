@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilewright.ir import Func, Op, Ref, Value
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir.tensor.ops import dims, fills
 
 #: products of a recurrence, at least
 FEWEST = 3
@@ -107,24 +107,27 @@ class _Search:
         inside |= between
         inner = tuple(op for op in self.ops if id(op) in inside)
         largest = max(r.tensor.size for op in products for r in self.product[id(op)].results)
+        for op in reversed(self.ops):
+            reading = [r for v in op.results for r in self.readers.get(v, ())]
+            outside = [r for r in reading if id(r) not in inside]
+            free = id(op) not in below and not any(id(r) in above for r in outside)
+            if free and len(outside) < len(reading) and self._small(op, largest):
+                inside.add(id(op))
+        below = self._below(inside)
         for op in self.ops:
             made = [self.producer[v] for v in op.operands if v in self.producer]
             outside = [m for m in made if id(m) not in inside]
             free = not any(id(m) in below for m in outside)
             if free and len(outside) < len(made) and self._small(op, largest):
                 inside.add(id(op))
-        for op in reversed(self.ops):
-            reading = [r for v in op.results for r in self.readers.get(v, ())]
-            outside = [r for r in reading if id(r) not in inside]
-            free = id(op) not in below and all(id(r) in below and id(r) not in above for r in outside)
-            if free and len(outside) < len(reading) and self._small(op, largest):
-                inside.add(id(op))
         return Recurrence(tuple(products), tuple(op for op in self.ops if id(op) in inside), inner)
 
     def _small(self, op: Op, largest: int) -> bool:
-        """Return whether a call has only maps, of at most so many elements."""
-        maps = id(op) in self.kernels and id(op) not in self.product
-        return maps and all(r.tensor.size <= largest for r in op.results)
+        """Return whether a call has only maps, of at most so many elements, that read nothing outside."""
+        if id(op) not in self.kernels or id(op) in self.product:
+            return False
+        inside = all(fill is None for o in self.kernels[id(op)].body.ops[:-1] for fill in fills(o))
+        return inside and all(r.tensor.size <= largest for r in op.results)
 
     def _below(self, inside: set[int]) -> set[int]:
         """Ops that read, at once or later, what these give."""

@@ -11,7 +11,7 @@ from matrix_samples import THREAD
 
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.recurrent import lstm_classifier
-from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, interpret, parse
+from tilewright.ir import Block, Constants, Func, InputError, Level, Module, Op, Ref, interpret, parse
 from tilewright.ir.thread.cluster_ops import GIVE
 from tilewright.ir.thread.role_ops import MEET
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -217,3 +217,27 @@ def test_a_block_stays_while_others_may_give_it_something():
     kept = kernel.body.ops[: last + 1]
     with pytest.raises(InputError, match="a block ends while others may still give it"):
         checked(kernel, (*kept, Op("thread.return")))
+
+
+def test_inputs_are_stacked_where_a_cluster_keeps_the_rest():
+    def products(ctx: PassContext, width: int, steps: int = 4) -> int:
+        text = [f'%w = graph.constant(name = "w") : f32[{width}, {width + 8}]']
+        state = "%h"
+        for i in range(steps):
+            text.append(f"%c{i} = graph.concatenate(%x{i}, {state}, axis = 1) : f32[1, {width + 8}]")
+            text.append(f"%p{i} = graph.dense(%c{i}, %w) : f32[1, {width}]")
+            text.append(f"%t{i} = graph.tanh(%p{i}) : f32[1, {width}]")
+            state = f"%t{i}"
+        inputs = ", ".join(f"%x{i}: f32[1, 8]" for i in range(steps))
+        ops = "\n".join(text)
+        module = parse(
+            f"module @m {{ graph.func @main({inputs}, %h: f32[1, {width}]) -> f32[1, {width}] {{ {ops} "
+            f"graph.return({state}) }} }}"
+        ).with_constants(Constants({"w": np.ones((width, width + 8), np.float32)}))
+        func = run_pipeline(module, Pipeline.parse("stack-rows"), ctx).main
+        return sum(op.name == "graph.dense" for op in func.body.ops)
+
+    assert products(CTX, 64) == 5  # the inputs, and the state of each step
+    assert products(CTX, 1024) == 4  # 4 MB stay for each step
+    assert products(CPU, 64) == 4
+    assert products(PassContext(target="cuda:sm_80", hardware=load_hardware("A100")), 64) == 4
