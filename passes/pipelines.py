@@ -91,11 +91,12 @@ prefetch-weights
 #: passes that decide in ways of their own what is stored and what shares a kernel, by stage: the partitioner
 #: `maximal` leaves them out
 _OTHER_KERNELS = {
-    "graph": ("signs-of-results",),
+    "graph": ("signs-of-results", "stack-rows"),
     "tensor": (
         "split-reductions",
         "split-sums",
         "inline-maps",
+        "join-recurrences",
         "fuse-attention-backward",
         "join-column-sums",
         "chain-kernels",
