@@ -40,6 +40,9 @@ PRODUCTS = Pipeline.parse(
 #: the choice of an algorithm for each convolution
 ALGORITHMS = Pipeline.parse("choose-algorithms")
 
+#: the first ops of a network on a part of the batch after the other, where that lowers the peak of memory
+SLICED = Pipeline.parse("slice-batches")
+
 #: what the backward pass of a training step reads stored, and what it computes again
 SAVED = Pipeline.parse("choose-saved")
 
@@ -296,20 +299,22 @@ def official_stages(
         tensor = tensor.replace("choose-layouts", f"choose-layouts{{method={layouts}{by}}}")
     if start is not Level.GRAPH:
         return Stages(tensor=tensor, thread=THREAD[language])
-    expanded, products, saved = EXPANDED, PRODUCTS, SAVED
+    expanded, products, sliced, saved = EXPANDED, PRODUCTS, SLICED, SAVED
     if factors := FACTORS.get(precision, ""):
         expanded = expanded.replace("expand-attention", f"expand-attention{{factors={factors}}}")
         products = products.replace("stack-rows", f"stack-rows{{factors={factors}}}")
         products = products.replace("merge-products", f"merge-products{{factors={factors}}}")
         products = products.replace("join-groups", f"join-groups{{factors={factors}}}")
+        sliced = sliced.replace("slice-batches", f"slice-batches{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
     if partitioner == "maximal":
         expanded = Pipeline.parse("expand-attention{always=true}")
-        products, saved = products.without(*_OTHER_KERNELS["graph"]), NOTHING
+        products = products.without(*_OTHER_KERNELS["graph"])
+        sliced, saved = NOTHING, NOTHING
     graph = GRAPH + extra.get("graph", NOTHING) + expanded + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
-    graph += saved
+    graph += sliced + saved
     return Stages(graph, GRAPH_TO_TENSOR + tensor, THREAD[language])
 
 

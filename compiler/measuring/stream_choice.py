@@ -25,6 +25,9 @@ from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICI
 
 #: a plan of several streams must be this much faster than what comes before it to be taken
 GAIN = 1.01
+#: the most per cent of memory that several streams may take more for each per cent of time that they save,
+#: and the bytes of an arena up to which nobody asks
+WORTH, FLOOR_BYTES = 6.0, 4 << 20
 REPLAYS = 30
 #: what `model` and `auto` compare
 CANDIDATES = (*AUTO_CANDIDATES, "limited(8)")
@@ -127,6 +130,9 @@ def choose_streams(
     device to measure on; called for `auto` alone. A plan that communicates gets one stream of kernels and one
     of communications where no policy is named: alone it cannot be measured. Raises InputError for an unknown
     policy.
+
+    What runs side by side shares no memory: `model` and `auto` take several streams only where each per cent
+    of time that they save costs at most `WORTH` per cent of the arena.
     """
     check_policy(policy)
     if policy in ("model", "auto") and communications(plan):
@@ -151,7 +157,14 @@ def _chosen(
     plan: ExecutionPlan, work: Work, chosen_by: str, measure: Callable[[StreamPlan], float]
 ) -> StreamChoice:
     choice = choose_plan(plan.dag, measure, work, CANDIDATES, max_streams=MAX_STREAMS, gain=GAIN)
-    return StreamChoice(with_streams(plan, choice.plan), choice.policy, chosen_by, choice.times)
+    chosen = with_streams(plan, choice.plan)
+    first = next(iter(choice.times))
+    if choice.policy != first and chosen.arena_bytes > FLOOR_BYTES:
+        simple = with_streams(plan, plan_streams(plan.dag, first, work))
+        faster = choice.times[first] / choice.times[choice.policy] - 1
+        if chosen.arena_bytes > (1 + WORTH * faster) * simple.arena_bytes:
+            return StreamChoice(simple, first, chosen_by, choice.times)
+    return StreamChoice(chosen, choice.policy, chosen_by, choice.times)
 
 
 class _Replays:

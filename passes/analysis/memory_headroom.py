@@ -84,7 +84,7 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
         alive_bytes += bytes_of(own - alive)
         alive |= own
         callee = kernels[_name(call)]
-        over = [v.tensor.nbytes for v in overwritten_operands(call, callee) if v in ended]
+        over = [v.tensor.nbytes for v in overwritten_operands(call, callee, whole) if v in ended]
         peak = max(peak, alive_bytes - max(over, default=0))
         others_bytes = alive_bytes - bytes_of(alive & {*ended, *call.results})
         beside.update((op.loc, others_bytes) for op in callee.body.ops if op.loc.startswith("#"))
@@ -110,9 +110,12 @@ def _name(call: Op) -> str:
     return ref.name
 
 
-def overwritten_operands(call: Op, kernel: Func) -> list[Value]:
-    """The operands whose place a result may take: as large, and read where the same point is written."""
-    sizes = {r.tensor.nbytes for r in call.results}
+def overwritten_operands(call: Op, kernel: Func, joined: Collection[Value] = ()) -> list[Value]:
+    """The operands whose place a result may take: as large, and read where the same point is written.
+
+    joined: values that are pieces of joined arrays, whose place is there.
+    """
+    sizes = {r.tensor.nbytes for r in call.results if r not in joined}
     return [
         v
         for v, p in zip(call.operands, kernel.params, strict=True)

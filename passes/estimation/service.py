@@ -115,10 +115,10 @@ class KernelEstimator:
         """See `Estimator`."""
         return kernels_of(params, ops, 0, hardware).estimate_s()
 
-    def stored_kernels(self, module: Module, ctx: PassContext) -> Module:
+    def stored_kernels(self, module: Module, ctx: PassContext, *, factors: str = "") -> Module:
         """See `Estimator`."""
         graph = module.main.level is Level.GRAPH
-        return run_pipeline(module, ESTIMATES["stored of a graph" if graph else "stored"], ctx)
+        return run_pipeline(module, estimates("stored of a graph" if graph else "stored", factors), ctx)
 
     def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """See `Estimator`."""

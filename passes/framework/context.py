@@ -252,8 +252,11 @@ class Estimator(Protocol):
     ) -> float:
         """The kernels of tensor ops, the last of which returns."""
 
-    def stored_kernels(self, module: Module, ctx: PassContext) -> Module:
-        """A module of graph or tensor ops as kernels without parameters: what they store is in memory."""
+    def stored_kernels(self, module: Module, ctx: PassContext, *, factors: str = "") -> Module:
+        """A module of graph or tensor ops as kernels without parameters: what they store is in memory.
+
+        factors: what float32 factors of products are allowed, as `allow-tf32` or `allow-split` would say.
+        """
 
     def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """A flat tensor program whose maps are computed where they are read, as far as they will be.

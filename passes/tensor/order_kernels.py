@@ -107,7 +107,7 @@ def _steps(module: Module, calls: Sequence[Op], after: list[frozenset[int]]) -> 
         values = [whole.get(v, v) for v in (*op.operands, *op.results) if v in made]
         touches.append(tuple(numbers.setdefault(v, len(numbers)) for v in dict.fromkeys(values)))
         ref = op.get("callee")
-        over = overwritten_operands(op, module[ref.name]) if isinstance(ref, Ref) else []
+        over = overwritten_operands(op, module[ref.name], whole) if isinstance(ref, Ref) else []
         overwrites.append(tuple(numbers[v] for v in over if v in numbers))
     kept = frozenset(numbers[v] for v in (whole.get(v, v) for v in returned) if v in numbers)
     return Steps(touches, [v.tensor.nbytes for v in numbers], after, kept, overwrites)
@@ -245,6 +245,7 @@ def least_memory_order(steps: Steps) -> list[int]:
         lambda: late,
         lambda: _ended_early(steps, place.__getitem__),
         lambda: _ended_early(steps, lambda step: -heights[step]),
+        lambda: _depth_first(steps),
     )
     for make in orders:
         order = make()
@@ -275,6 +276,20 @@ def _heights(steps: Steps) -> list[int]:
     out = [0] * len(steps.after)
     for i in reversed(range(len(out))):
         out[i] = 1 + max((out[f] for f in steps.followers[i]), default=0)
+    return out
+
+
+def _depth_first(steps: Steps) -> list[int]:
+    """What the latest step made ready runs next: one part of a batch to its end, then the other one."""
+    waits = [len(a) for a in steps.after]
+    stack = [i for i in reversed(range(len(waits))) if not waits[i]]
+    out: list[int] = []
+    while stack:
+        out.append(stack.pop())
+        for f in sorted(steps.followers[out[-1]], reverse=True):
+            waits[f] -= 1
+            if not waits[f]:
+                stack.append(f)
     return out
 
 

@@ -18,22 +18,27 @@ class KernelView:
     """stored: the ops of the function whose results kernels store. beside: the ops in kernels of products,
     whose results are stored beside that of the product where they are. seconds: of all kernels in turn.
 
-    peak_bytes: parameters, constants and the most that is alive beside them, in program order.
+    peak_bytes: parameters, constants and the most that is alive beside them, in program order. kernels: how
+    many are launched.
     """
 
     stored: frozenset[Op] = field(repr=False)
     beside: frozenset[Op] = field(repr=False)
     seconds: float
     peak_bytes: int
+    kernels: int
 
 
-def kernel_view(func: Func, hardware: Hardware, ctx: PassContext) -> KernelView:
-    """Lower a graph-level function to kernels without parameters and look at them."""
+def kernel_view(func: Func, hardware: Hardware, ctx: PassContext, *, factors: str = "") -> KernelView:
+    """Lower a graph-level function to kernels without parameters and look at them.
+
+    factors: what float32 factors of products will be allowed, which decides on prologues.
+    """
     marks = {f"#{i}": op for i, op in enumerate(func.body.ops)}
     marked = func.with_body(func.body.with_ops(tuple(replace(op, loc=mark) for mark, op in marks.items())))
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
     module = Module("kernels", (replace(marked, name="main"),), constants=Constants({}))
-    kernels = ctx.estimator.stored_kernels(module, quiet)
+    kernels = ctx.estimator.stored_kernels(module, quiet, factors=factors)
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
     stored = {
         marks[op.loc] for op in _returning(kernels, calls) if op.loc in marks and _holds(op, marks[op.loc])
@@ -50,7 +55,8 @@ def kernel_view(func: Func, hardware: Hardware, ctx: PassContext) -> KernelView:
         frozenset(stored),
         frozenset(beside),
         sum(ctx.estimator.outlined_s(kernels[_callee(call)], hardware, rate) for call in calls),
-        _fixed_bytes(func) + peak_bytes(kernels),
+        fixed_bytes(func) + peak_bytes(kernels),
+        len(calls),
     )
 
 
@@ -87,7 +93,8 @@ def bytes_per_s(hardware: Hardware, nbytes: int) -> float:
     return hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
 
 
-def _fixed_bytes(func: Func) -> int:
+def fixed_bytes(func: Func) -> int:
+    """Bytes of parameters and constants."""
     constants = {op["name"]: op.result for op in func.body.ops if op.name == "graph.constant"}
     return bytes_of(func.params) + bytes_of(constants.values())
 

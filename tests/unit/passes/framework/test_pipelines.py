@@ -44,9 +44,10 @@ def test_passes_of_stages_are_replaced_and_left_out():
     ],
 )
 def test_options_of_a_compilation_are_options_of_passes(given, text):
-    *_, last, saved = official_stages(Level.GRAPH, "cuda", **given).graph.passes
+    *_, last, sliced, saved = official_stages(Level.GRAPH, "cuda", **given).graph.passes
     assert str(last) == text
     factors = pipelines.FACTORS.get(given.get("precision", "fp32"))
+    assert str(sliced) == (f"slice-batches{{factors={factors}}}" if factors else "slice-batches")
     assert str(saved) == (f"choose-saved{{factors={factors}}}" if factors else "choose-saved")
 
 

@@ -129,3 +129,21 @@ def test_compiled_steps_give_the_same_bits_in_either_order(monkeypatch):
     assert fewer < more
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_parts_of_a_batch_run_to_their_end_in_turn():
+    """Two chains of five kernels, listed by depth, whose arrays grow behind the second."""
+    sizes = [100, 50, 60, 70, 80]
+    n, joined = len(sizes), 2 * len(sizes)
+    touches, after = [], []
+    for i in range(n):
+        for part in (0, 1):
+            made = part * n + i
+            touches.append((made - 1, made) if i else (made,))
+            after.append(frozenset({2 * (i - 1) + part} if i else ()))
+    touches += [(n - 1, joined), (2 * n - 1, joined), (joined,)]
+    after += [frozenset({joined - 2}), frozenset({joined - 1}), frozenset({joined, joined + 1})]
+    steps = Steps(touches, [*sizes, *sizes, 16], after, frozenset(), [()] * len(touches))
+    order = least_memory_order(steps)
+    assert order == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11, 12]
+    assert steps.peak_bytes(order) == 166
