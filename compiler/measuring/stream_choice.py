@@ -27,7 +27,7 @@ from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICI
 GAIN = 1.01
 #: the most per cent of memory that several streams may take more for each per cent of time that they save,
 #: and the bytes of an arena up to which nobody asks
-WORTH, FLOOR_BYTES = 6.0, 4 << 20
+WORTH, FLOOR_BYTES = 2.0, 4 << 20
 REPLAYS = 30
 #: what `model` and `auto` compare
 CANDIDATES = (*AUTO_CANDIDATES, "limited(8)")
