@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from tilewright.ir.errors import InputError
 
 OPERATORS = ("+", "-", "*", "//", "%", "min", "max")
+_KNOWN = frozenset(OPERATORS)
 
 
 #: words that mean something else where an expression may stand
@@ -89,10 +90,31 @@ class BinOp(_Arithmetic):
     op: str
     lhs: Expr
     rhs: Expr
+    #: expressions are keys of memos: hashing one again must not walk its tree
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.op not in OPERATORS:
+        if self.op not in _KNOWN:
             raise InputError(f"expected an index operator among {' '.join(OPERATORS)}, got '{self.op}'")
+        object.__setattr__(self, "_hash", hash((self.op, self.lhs, self.rhs)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not BinOp:
+            return NotImplemented
+        return (
+            self._hash == other._hash
+            and self.op == other.op
+            and self.lhs == other.lhs
+            and self.rhs == other.rhs
+        )
+
+    def __reduce__(self) -> tuple[type[BinOp], tuple[str, Expr, Expr]]:
+        return BinOp, (self.op, self.lhs, self.rhs)  # hashes of text differ between processes
 
     def __str__(self) -> str:
         return show_expr(self)
@@ -103,22 +125,29 @@ Expr = int | Sym | BinOp
 
 def binary(op: str, lhs: Expr, rhs: Expr) -> Expr:
     """`lhs op rhs`, folded for constants and neutral elements; InputError for a constant divisor <= 0."""
-    if op in ("//", "%") and isinstance(rhs, int) and rhs <= 0:
-        raise InputError(f"expected a positive divisor in an index expression, got {rhs}")
-    if isinstance(lhs, int) and isinstance(rhs, int):
-        return _fold(op, lhs, rhs)
-    if op == "+" and lhs == 0:
-        return rhs
-    if op in "+-" and rhs == 0:
-        return lhs
-    if op == "*" and (lhs == 0 or rhs == 0):
-        return 0
-    if op == "*" and lhs == 1:
-        return rhs
-    if op in ("*", "//") and rhs == 1:
-        return lhs
-    if op == "%" and rhs == 1:
-        return 0
+    if isinstance(rhs, int):
+        if rhs <= 0 and op in ("//", "%"):
+            raise InputError(f"expected a positive divisor in an index expression, got {rhs}")
+        if isinstance(lhs, int):
+            return _fold(op, lhs, rhs)
+        if rhs == 0:
+            if op in ("+", "-"):
+                return lhs
+            if op == "*":
+                return 0
+        elif rhs == 1:
+            if op in ("*", "//"):
+                return lhs
+            if op == "%":
+                return 0
+    elif isinstance(lhs, int):
+        if lhs == 0:
+            if op == "+":
+                return rhs
+            if op == "*":
+                return 0
+        elif lhs == 1 and op == "*":
+            return rhs
     return BinOp(op, lhs, rhs)
 
 

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from operator import is_
 from typing import Any, ClassVar, TypeVar
 
 from tilewright.ir.constants import Constants
@@ -88,6 +89,11 @@ def _changed(attrs: _Attrs, changes: Mapping[str, Attr]) -> _Attrs:
     left = dict(changes)
     replaced = [(k, left.pop(k, v)) for k, v in attrs]
     return (*replaced, *left.items())
+
+
+def _same(new: tuple[object, ...], old: tuple[object, ...]) -> bool:
+    """Whether two tuples hold the same nodes."""
+    return len(new) == len(old) and all(map(is_, new, old))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,11 +196,9 @@ class Op:
 
     def with_operands(self, operands: tuple[Value, ...]) -> Op:
         """Self when nothing changed."""
-        if len(operands) == len(self.operands) and all(
-            a is b for a, b in zip(operands, self.operands, strict=True)
-        ):
+        if _same(operands, self.operands):
             return self
-        return replace(self, operands=operands)
+        return Op(self.name, operands, self.attrs, self.results, self.body, self.loc, self.line)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,9 +210,7 @@ class Block:
 
     def with_ops(self, ops: tuple[Op, ...]) -> Block:
         """Self when nothing changed: identity is the change flag."""
-        if len(ops) == len(self.ops) and all(a is b for a, b in zip(ops, self.ops, strict=True)):
-            return self
-        return replace(self, ops=ops)
+        return self if _same(ops, self.ops) else Block(self.params, ops)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -318,7 +320,10 @@ class Module:
     def state_names(self) -> tuple[str, ...]:
         """Names of the parameters of @main that are state (see `Func.updates`), in their order."""
         updates = [f.updates for f in self.funcs if f.name == "main"]
-        return tuple(self.input_names[p] for p, _ in sorted(updates[0])) if updates and updates[0] else ()
+        if not updates or not updates[0]:
+            return ()
+        names = self.input_names
+        return tuple(names[p] for p, _ in sorted(updates[0]))
 
     @property
     def input_types(self) -> tuple[ArrayType, ...]:
@@ -344,9 +349,7 @@ class Module:
 
     def with_funcs(self, funcs: tuple[Func, ...]) -> Module:
         """Self when nothing changed."""
-        if len(funcs) == len(self.funcs) and all(a is b for a, b in zip(funcs, self.funcs, strict=True)):
-            return self
-        return replace(self, funcs=funcs)
+        return self if _same(funcs, self.funcs) else replace(self, funcs=funcs)
 
     def with_constants(self, constants: Constants) -> Module:
         """Self when nothing changed."""

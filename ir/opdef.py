@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, ParamSpec
 
 import numpy as np
@@ -72,12 +73,6 @@ class AttrDef:
     default: Any = REQUIRED
     doc: str = ""
 
-    def accepts(self, value: Attr) -> bool:
-        """True when `value` is of this kind."""
-        if value is None:
-            return self.kind.endswith("?")
-        return _KINDS[self.kind.removesuffix("?")](value)
-
 
 @dataclass(frozen=True)
 class Transport:
@@ -142,16 +137,24 @@ class OpDef:
         low = sum(1 for n in self.operands if n[-1] not in "*?")
         return low, None if self.operands and self.operands[-1].endswith("*") else len(self.operands)
 
+    @cached_property
+    def _checks(self) -> tuple[tuple[str, Attr, str, bool, Callable[[Attr], bool]], ...]:
+        """Per attribute its name, default, kind, whether it may be none, and what tells its kind."""
+        return tuple(
+            (name, d.default, d.kind, d.kind.endswith("?"), _KINDS[d.kind.removesuffix("?")])
+            for name, d in self.attrs.items()
+        )
+
     def complete(self, attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
         """Attributes in schema order with defaults filled in; raises InputError naming every bad one."""
         faults = [f"unknown attribute '{k}'{_hint(k, self.attrs)}" for k in attrs if k not in self.attrs]
         out: list[tuple[str, Attr]] = []
-        for name, d in self.attrs.items():
-            value = attrs.get(name, d.default)
+        for name, default, kind, optional, is_of_kind in self._checks:
+            value = attrs.get(name, default)
             if value is REQUIRED:
-                faults.append(f"missing attribute '{name}' ({d.kind})")
-            elif not d.accepts(value):
-                faults.append(f"attribute '{name}' expects {d.kind}, got {value!r}")
+                faults.append(f"missing attribute '{name}' ({kind})")
+            elif not (optional if value is None else is_of_kind(value)):
+                faults.append(f"attribute '{name}' expects {kind}, got {value!r}")
             else:
                 out.append((name, value))
         if faults:

@@ -48,11 +48,12 @@ class Linear:
 class _KnownRanges(dict[str, tuple[int, int]]):
     """Ranges with the linear forms found under them: kernels ask for the same ones thousands of times."""
 
-    __slots__ = ("forms",)
+    __slots__ = ("forms", "simplified")
 
     def __init__(self, ranges: Ranges) -> None:
         super().__init__(ranges)
         self.forms: dict[BinOp, Linear] = {}
+        self.simplified: dict[BinOp, Expr] = {}
 
 
 _SCOPES: dict[tuple[tuple[str, tuple[int, int]], ...], _KnownRanges] = {}
@@ -74,7 +75,16 @@ def _scope_of(ranges: Ranges) -> _KnownRanges:
 
 def simplify(e: Expr, ranges: Ranges | None = None) -> Expr:
     """An equal expression in canonical form; exact for every value of the symbols within `ranges`."""
-    return e if isinstance(e, int) else linear(e, ranges or {}).expr()
+    if not isinstance(e, BinOp):
+        return e if isinstance(e, int) else linear(e, ranges or {}).expr()
+    scope = _scope_of(ranges or {})
+    out = scope.simplified.get(e)
+    if out is None:
+        out = linear(e, scope).expr()
+        if len(scope.simplified) >= _MOST_FORMS:
+            scope.simplified.clear()
+        scope.simplified[e] = out
+    return out
 
 
 def linear(e: Expr, ranges: Ranges) -> Linear:

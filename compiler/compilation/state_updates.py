@@ -71,6 +71,7 @@ class _Settling:
             op: set() for op in self.ops
         }  # what must run later, by value or order
         self.pairs: dict[str, set[tuple[int, int]]] = {}  # of kernels that are to overwrite what they read
+        self.in_place: dict[str, frozenset[tuple[int, int]]] = {}  # pairs that kernels allow as they are
         communications = [op for op in self.ops if op.name == COMMUNICATE]
         for first, second in pairwise(communications):
             self.after[first].add(second)
@@ -158,7 +159,9 @@ class _Settling:
         if op.operands.count(old) > 1:
             return False, None
         # A buffer may be given for one pair only: with two, one of them would not hold what it needs.
-        if pair in in_place_pairs(func) or pair in in_place(func):
+        if func.name not in self.in_place:
+            self.in_place[func.name] = frozenset((*in_place_pairs(func), *in_place(func)))
+        if pair in self.in_place[func.name]:
             return True, None
         return may_overwrite(func, *pair), pair
 

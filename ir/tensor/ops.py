@@ -25,13 +25,17 @@ TF32, SPLIT = "tf32", "split"
 
 def domain(op: Op) -> dict[str, int]:
     """Extents of all iteration dimensions of a structured op: parallel first, then reduced."""
-    return dims(op, "par") | dims(op, "red")
+    out = dims(op, "par")
+    out.update(dims(op, "red"))
+    return out
 
 
 def dims(op: Op, key: str) -> dict[str, int]:
     """`par` or `red` of a structured op as a dict name -> extent."""
-    value = op.get(key)
-    return {k: int(v) for k, v in value.items} if isinstance(value, Pairs) else {}  # type: ignore[arg-type]
+    for name, value in op.attrs:
+        if name == key:
+            return dict(value.items) if isinstance(value, Pairs) else {}  # type: ignore[arg-type]
+    return {}
 
 
 def reads(op: Op) -> tuple[tuple[Expr, ...], ...]:

@@ -50,10 +50,11 @@ def identity_read(op: Op, operand: int) -> bool:
     par = dims(op, "par")
     if op.operands[operand].tensor.shape != tuple(par.values()) or dims(op, "red"):
         return False
+    at = reads(op)[operand]
+    if all(type(e) is Sym and e.name == d for e, d in zip(at, par, strict=True)):
+        return True
     ranges: Ranges = ranges_of(op)
-    return all(
-        simplify(e, ranges) == simplify(Sym(d), ranges) for e, d in zip(reads(op)[operand], par, strict=True)
-    )
+    return all(simplify(e, ranges) == simplify(Sym(d), ranges) for e, d in zip(at, par, strict=True))
 
 
 def reads_of(op: Op, value: Value) -> list[tuple[Expr, ...]]:

@@ -26,6 +26,8 @@ def cse(func: Func, ctx: PassContext) -> Func:
 
 
 def _merge(block: Block, forward: Collection[Op] = ()) -> Block:
+    alike: dict[Hashable, Op] = {}  # the first op of each name, operands and types
+    compared: set[Hashable] = set()
     seen: dict[Hashable, Op] = {}
     new: dict[Value, Value] = {}
     ops: list[Op] = []
@@ -36,10 +38,17 @@ def _merge(block: Block, forward: Collection[Op] = ()) -> Block:
             op = op if body is op.body else replace(op, body=body)
         if not op_def(op.name).effects:
             side = bool(op.operands) and original in forward
-            earlier = seen.setdefault((side, _op_key(op, {})), op)
-            if earlier is not op:
-                new.update(zip(op.results, earlier.results, strict=True))
-                continue
+            # Most ops differ in what they read: whole keys are made where two do not.
+            brief = side, op.name, op.operands, tuple(r.type for r in op.results)
+            first = alike.setdefault(brief, op)
+            if first is not op:
+                if brief not in compared:
+                    compared.add(brief)
+                    seen.setdefault((side, _op_key(first, {})), first)
+                earlier = seen.setdefault((side, _op_key(op, {})), op)
+                if earlier is not op:
+                    new.update(zip(op.results, earlier.results, strict=True))
+                    continue
         ops.append(op)
     return block.with_ops(tuple(ops))
 

@@ -20,7 +20,12 @@ def replace_values(block: Block, new: Mapping[Value, Value]) -> Block:
 
 def replace_in_op(op: Op, new: Mapping[Value, Value]) -> Op:
     """The op with its operands and the uses in its body replaced; results and location stay."""
-    op = op.with_operands(tuple(resolve(v, new) for v in op.operands))
+    if not new:
+        return op
+    for v in op.operands:
+        if v in new:
+            op = op.with_operands(tuple([resolve(v, new) for v in op.operands]))
+            break
     if op.body is None:
         return op
     body = replace_values(op.body, new)

@@ -106,35 +106,49 @@ class _Search:
         return stages[::-1]
 
     def solve(self, state: int) -> tuple[float, int, tuple[int, ...]]:
-        """Least time of the nodes in `state`, the number of stages, and the groups of the last stage."""
-        if state in self.best:
-            return self.best[state]
+        """Least time of the nodes in `state`, the number of stages, and the groups of the last stage.
+
+        An ending is a set of disjoint groups that nothing else in `state` depends on; no edge can join
+        disjoint ones. There are very many, so each is tried where it is found, and all in one loop.
+        """
+        solved, times = self.best, self.times
+        if state in solved:
+            return solved[state]
+        groups, most, tries = self.groups(state), self.pruning.groups, self.tries_left
+        bounded = len(self.block) > 1
         best: tuple[float, int, tuple[int, ...]] | None = None
-        for ending in self.endings(state):
-            self.tries_left -= 1
-            if self.tries_left < 0 and len(self.block) > 1:
-                raise TooManyEndingsError
-            time, stages, _ = self.solve(state & ~sum(ending))
-            option = (time + self.time(ending), stages + 1, ending)
-            if best is None or option < best:
-                best = option
-        assert best is not None
-        self.best[state] = best
-        return best
-
-    def endings(self, state: int) -> Iterator[tuple[int, ...]]:
-        """Sets of disjoint groups that nothing else in `state` depends on; no edge can join disjoint ones."""
-        groups = self.groups(state)
-
-        def extend(chosen: tuple[int, ...], used: int, start: int) -> Iterator[tuple[int, ...]]:
+        #: endings to be made larger, each with the nodes that are left and the first group to add
+        larger: list[tuple[tuple[int, ...], int, int]] = [((), state, 0)]
+        while larger:
+            chosen, left, start = larger.pop()
+            grows = len(chosen) + 1 < most
             for i in range(start, len(groups)):
-                if not groups[i] & used:
-                    larger = (*chosen, groups[i])
-                    yield larger
-                    if len(larger) < self.pruning.groups:
-                        yield from extend(larger, used | groups[i], i + 1)
-
-        return extend((), 0, 0)
+                group = groups[i]
+                if group & ~left:
+                    continue
+                tries -= 1
+                if tries < 0 and bounded:
+                    raise TooManyEndingsError
+                ending, rest = (*chosen, group), left ^ group
+                if grows:
+                    larger.append((ending, rest, i + 1))
+                known = solved.get(rest)
+                if known is None:
+                    self.tries_left = tries
+                    known = self.solve(rest)
+                    tries = self.tries_left
+                own = times.get(ending)
+                if own is None:
+                    own = times[ending] = self.stage_time(self.named(ending))
+                total = known[0] + own
+                if best is None or total <= best[0]:
+                    option = (total, known[1] + 1, ending)
+                    if best is None or option < best:
+                        best = option
+        assert best is not None
+        self.tries_left = tries
+        solved[state] = best
+        return best
 
     def groups(self, state: int) -> list[int]:
         """All connected sets of at most `group_nodes` nodes that hold whatever in `state` depends on them."""
@@ -148,11 +162,6 @@ class _Search:
             fresh = [group for group in dict.fromkeys(joined) if group not in groups]
             groups.update(dict.fromkeys(fresh))
         return sorted(groups)
-
-    def time(self, ending: tuple[int, ...]) -> float:
-        if ending not in self.times:
-            self.times[ending] = self.stage_time(self.named(ending))
-        return self.times[ending]
 
     def named(self, ending: tuple[int, ...]) -> Stage:
         return tuple(tuple(self.block[i] for i in members(group)) for group in ending)

@@ -114,6 +114,8 @@ class _Builder:
         self.recomputed = func.get(RECOMPUTED) is not None
         self.forward = ops_before_boundary(func)
         self.communicated: KernelGroup | None = None  # the latest communication
+        self.sums: dict[object, list[KernelGroup]] = {}  # those of sums of one result, by points
+        self.wide_reads: dict[Op, list[tuple[Value, tuple[Expr, ...]]]] = {}  # see `_wide_reads`
         #: groups of maps that are computed again for one product, the product, and its group where that may
         #: compute them
         self.copies: list[tuple[KernelGroup, Op, KernelGroup | None]] = []
@@ -132,6 +134,8 @@ class _Builder:
         if host is None:
             host = KernelGroup(len(self.result.groups), op, [])
             self.result.groups.append(host)
+            if host.rows and len(op.results) == 1:
+                self.sums.setdefault(_extents(op), []).append(host)
         self._add(op, host)
         if op.name == COMMUNICATE:
             self.communicated = host
@@ -152,8 +156,10 @@ class _Builder:
             self.result.source[r] = host
         needed = self._needs(op, host)
         if needed & ~host.before:
-            bit = 1 << host.number
             host.before |= needed
+            if host.number + 1 == len(self.result.groups) and len(host.ops) == 1:
+                return  # a new group, which no other waits for
+            bit = 1 << host.number
             for g in self.result.groups:
                 if g.before & bit:
                     g.before |= host.before
@@ -188,9 +194,13 @@ class _Builder:
         """
         if op.name != "tensor.reduce" or len(op.results) != 1:
             return None
-        sources, points = self._sources(op), _extents(op)
-        for g in reversed(self.result.groups):
-            if not g.rows or not g.ops or len(g.anchor.results) != 1 or _extents(g.anchor) != points:
+        points = _extents(op)
+        alike = self.sums.get(points, ())
+        if not alike:
+            return None
+        sources = self._sources(op)
+        for g in reversed(alike):
+            if not g.ops:
                 continue
             phase = (g.anchor in self.forward) == (op in self.forward)
             shared = phase and sources & self._sources(g.anchor)
@@ -200,16 +210,13 @@ class _Builder:
 
     def _sources(self, op: Op) -> set[tuple[object, tuple[Expr, ...]]]:
         """What an op reads that is as large as its domain, and where, by the places of its dimensions."""
-        wide = [d for d, n in domain(op).items() if n > 1]
-        place: dict[str, Expr] = {d: Sym(f"d{i}") for i, d in enumerate(wide)}
+        if op not in self.wide_reads:
+            self.wide_reads[op] = _wide_reads(op)
         out: set[tuple[object, tuple[Expr, ...]]] = set()
-        for v, indices in zip(op.operands, reads(op), strict=True):
-            at = [simplify(e, ranges_of(op)) for e in indices]
-            if {d for e in at for d in symbols(e)} == set(wide):
-                g = self.group_of(v)
-                small = self.training and g is not None and v.tensor.nbytes <= SMALL_BYTES
-                source: object = g.number if g is not None and small else self.result.resolve(v)
-                out.add((source, tuple(substitute(e, place) for e in at)))
+        for v, at in self.wide_reads[op]:
+            g = self.group_of(v)
+            small = self.training and g is not None and v.tensor.nbytes <= SMALL_BYTES
+            out.add((g.number if g is not None and small else self.result.resolve(v), at))
         return out
 
     def _update(self, op: Op) -> KernelGroup | None:
@@ -635,6 +642,19 @@ def _has_few_rows(op: Op, g: KernelGroup) -> bool:
 
 def _extents(op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(dims(op, "par").values()), _wide(dims(op, "red"))
+
+
+def _wide_reads(op: Op) -> list[tuple[Value, tuple[Expr, ...]]]:
+    """Operands that a structured op reads along all of its domain, and where, by the places of dimensions."""
+    wide = [d for d, n in domain(op).items() if n > 1]
+    place: dict[str, Expr] = {d: Sym(f"d{i}") for i, d in enumerate(wide)}
+    ranges = ranges_of(op)
+    out = []
+    for v, indices in zip(op.operands, reads(op), strict=True):
+        at = [simplify(e, ranges) for e in indices]
+        if {d for e in at for d in symbols(e)} == set(wide):
+            out.append((v, tuple(substitute(e, place) for e in at)))
+    return out
 
 
 def _lies_across(op: Op, columns: Mapping[str, int]) -> bool:
