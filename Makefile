@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-train test conformance fuzz lint static clean
 unexport PYTHONPATH PYTHONHOME
+# Python keeps what it compiled: without that, each of the hundreds of processes that tests start compiles all
+# that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 PY := .venv/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet

@@ -10,7 +10,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Attr, Block, Op, Pairs, Value
 from tilewright.ir.opdef import op_def
-from tilewright.ir.types import Type
+from tilewright.ir.types import ScalarType, Type
 
 
 class Builder:
@@ -115,8 +115,6 @@ def _typed(value: float | int | bool, dtype: str) -> float | int | bool:
 
 def scalar_body(dtypes: Sequence[str], hints: Sequence[str] = ()) -> tuple[Builder, tuple[Value, ...]]:
     """A builder for the body of a tensor op, with one scalar parameter per dtype."""
-    from tilewright.ir.types import ScalarType
-
     names = [*hints, *[""] * (len(dtypes) - len(hints))]
     return Builder(), tuple(Value(ScalarType(d), h) for d, h in zip(dtypes, names, strict=True))
 

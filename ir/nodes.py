@@ -274,6 +274,7 @@ class Module:
     funcs: tuple[Func, ...] = ()
     attrs: tuple[tuple[str, Attr], ...] = ()
     constants: Constants = field(default_factory=Constants)
+    _by_name: dict[str, Func] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return _TEXTS[Module](self)
@@ -284,10 +285,16 @@ class Module:
         return f"<Module @{self.name}: {names or 'no functions'}, {ops} ops, {len(self.constants)} constants>"
 
     def __getitem__(self, name: str) -> Func:
-        for f in self.funcs:
-            if f.name == name:
-                return f
-        raise KeyError(f"module @{self.name} has no function @{name}")
+        found = self._named().get(name)
+        if found is None:
+            raise KeyError(f"module @{self.name} has no function @{name}")
+        return found
+
+    def _named(self) -> dict[str, Func]:
+        """The first function of each name; made when one is asked for."""
+        if self._by_name is None:
+            object.__setattr__(self, "_by_name", {f.name: f for f in reversed(self.funcs)})
+        return self._by_name  # type: ignore[return-value]
 
     def get(self, key: str, default: Attr = None) -> Attr:
         """Module attribute `key`."""
@@ -296,10 +303,10 @@ class Module:
     @property
     def main(self) -> Func:
         """The entry function; raises InputError where there is none."""
-        for f in self.funcs:
-            if f.name == "main":
-                return f
-        raise InputError(f"module @{self.name} has no function @main")
+        found = self._named().get("main")
+        if found is None:
+            raise InputError(f"module @{self.name} has no function @main")
+        return found
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ compiles for the OpenCL device as on a processor with narrower vectors.
 """
 
 import ctypes
+import gc
 import os
 import random
 import shutil
@@ -66,6 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark, reason in missing.items():
             if reason and item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage seldom, and not among the tests themselves: that took a tenth of their time.
+
+    Modules in compilation are many small objects without cycles, and each round walks all of them.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def missing_gpu() -> str | None:

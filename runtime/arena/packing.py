@@ -133,14 +133,16 @@ class _Packer:
             starts = starts[by_start]
             covered = np.maximum.accumulate(starts + self.sizes[others[by_start]])
             top = covered[-1]
-            gap_starts = np.concatenate(([0], covered))
-            gaps = np.append(starts, max(ceiling, top)) - gap_starts
+            gaps = np.empty(len(others) + 1, dtype=np.int64)
+            gaps[:-1] = starts
+            gaps[-1] = max(ceiling, top)
+            gaps[1:] -= covered
             fits = (gaps >= self.sizes[row]).nonzero()[0]
             if not len(fits):
                 offsets[row] = top
                 continue
             gap = fits[0] if fit == "lowest" else fits[gaps[fits].argmin()]
-            offsets[row] = gap_starts[gap]
+            offsets[row] = covered[gap - 1] if gap else 0
             if gap == len(others) and ceiling:
                 offsets[row] += gaps[gap] - self.sizes[row]
         return GreedyLayout(order, fit, offsets, int((offsets + self.sizes).max()))

@@ -59,6 +59,7 @@ class ChainSearch:
         self.saving = saving
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
+        self.names_of: dict[str, Counter[str]] = {}  # of the ops of kernels
         self.ops = module.main.body.ops
         self.constants = module.constants
         self.names = {op.result: str(op["name"]) for op in self.ops if op.name == "tensor.constant"}
@@ -87,7 +88,13 @@ class ChainSearch:
             more = [p for p in producers if p is not None and id(p) not in calls and self._free(p)]
             calls.update((id(p), p) for p in more)
             fresh += more
-        return Counter(op.name for c in calls.values() for op in self.kernels[callee_of(c)].body.ops)
+        out: Counter[str] = Counter()
+        for name, times in Counter(map(callee_of, calls.values())).items():
+            if name not in self.names_of:
+                self.names_of[name] = Counter(op.name for op in self.kernels[name].body.ops)
+            for op, count in self.names_of[name].items():
+                out[op] += times * count
+        return out
 
     def _ending_in(self, last: Op) -> Iterator[ChainCandidate]:
         """Grow by the latest producer that only these calls read, as long as the result is a legal chain."""
