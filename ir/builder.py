@@ -51,7 +51,7 @@ class Builder:
             if definition.infer is None:
                 raise InputError(f"{name}: result types cannot be inferred and must be given")
             types = definition.infer([v.type for v in operands], dict(full))
-        results = tuple(Value(t, hint) for t in types)
+        results = tuple([Value(t, hint) for t in types])
         self.ops.append(Op(name, tuple(operands), full, results, body, self.loc if loc is None else loc))
         return results
 

@@ -147,6 +147,8 @@ class OpDef:
 
     def complete(self, attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
         """Attributes in schema order with defaults filled in; raises InputError naming every bad one."""
+        if not attrs and not self.attrs:
+            return ()
         faults = [f"unknown attribute '{k}'{_hint(k, self.attrs)}" for k in attrs if k not in self.attrs]
         out: list[tuple[str, Attr]] = []
         for name, default, kind, optional, is_of_kind in self._checks:

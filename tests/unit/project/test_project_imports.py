@@ -6,7 +6,6 @@ The rooms inside the top folders stand in `import_table.toml`, from the bottom u
 import ast
 import functools
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,14 +38,17 @@ FILES_THAT_MAY_IMPORT = {
 }
 
 
-def imported_names(source: str, path: str) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imported_names(source: str, path: str) -> tuple[tuple[int, str], ...]:
     """Line and full dotted name of everything `source` imports, wherever in the file it does so."""
+    found = []
     for node in ast.walk(ast.parse(source, path)):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+    return tuple(found)
 
 
 def folder_of(name: str) -> str:
