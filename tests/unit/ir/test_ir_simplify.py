@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -178,3 +182,28 @@ def test_divisors_must_be_positive(divisor: int) -> None:
 def test_symbols_are_names(name: str) -> None:
     with pytest.raises(InputError, match="expected a symbol"):
         Sym(name)
+
+
+def test_an_expression_of_another_process_is_found_by_its_hash():
+    """Hashes of text differ between processes, so an expression must not bring its own along."""
+    code = (
+        "import pickle, sys; from tilewright.ir import Sym; "
+        "sys.stdout.buffer.write(pickle.dumps(Sym('n') * 4 + Sym('k') // 2))"
+    )
+    expected = Sym("n") * 4 + Sym("k") // 2
+    for seed in ("1", "2"):
+        made = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True
+        )
+        other = pickle.loads(made.stdout)  # noqa: S301 - made three lines above
+        assert other == expected
+        assert {expected: 1}[other] == 1
+
+
+def test_expressions_that_differ_in_one_place_differ():
+    n, k = Sym("n"), Sym("k")
+    assert n + k != k + n
+    assert n + k != n - k
+    assert n + k == Sym("n") + Sym("k")
+    assert n + 1 != n
+    assert (n + 1) != 1
