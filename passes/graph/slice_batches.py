@@ -57,7 +57,7 @@ def slice_batches(
         return module
     judge = _Judge(hardware, ctx, factors)
     peak, whole_s = judge.peak_bytes(main), judge.products_s(main)
-    if peak <= above:
+    if peak <= above or not whole_s:  # nothing says what networks without products lose
         return module
     best, most = None, 0.0
     for cut in _cuts(module):
