@@ -92,7 +92,7 @@ def _changed(attrs: _Attrs, changes: Mapping[str, Attr]) -> _Attrs:
 
 
 def _same(new: tuple[object, ...], old: tuple[object, ...]) -> bool:
-    """Whether two tuples hold the same nodes."""
+    """Return whether two tuples hold the same nodes."""
     return len(new) == len(old) and all(map(is_, new, old))
 
 

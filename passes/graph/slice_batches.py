@@ -81,7 +81,7 @@ def slice_batches(
 
 @dataclass
 class _Judge:
-    """What slices cost and save on a device, by the model.
+    """The judge of slices: it says by the model what they cost and save on a device.
 
     Products of fewer samples have fewer blocks, and take the time of the parameters that they would have.
     Other kernels move memory: in parts they take as long as whole, and there are more gaps between them.
@@ -179,7 +179,7 @@ def _in_turn(parts: list[MicroBatch]) -> Iterator[Op]:
 
 
 def _boundary(main: Func, cut: int) -> list[Value]:
-    """What the first ops make of their operands and later ones read."""
+    """Return the values that the first ops make of their operands and later ones read."""
     made = [r for op in main.body.ops[:cut] if op.operands for r in op.results]
     read = {v for op in main.body.ops[cut:] for v in op.operands}
     return [v for v in made if v in read]

@@ -248,13 +248,13 @@ def _is_zero(v: Value, made_by: dict[Value, Op], pool: ConstantPool) -> bool:
 
 
 def _gained_s(before: Func, after: Func, seconds: Callable[[Op], float]) -> float:
-    """By how much products and copies take less, without what their longest chain takes more."""
+    """Return the seconds that products and copies take less, without what their longest chain takes more."""
     (whole_s, longest_s), (new_s, new_longest_s) = (_seconds_of(f, seconds) for f in (before, after))
     return whole_s - new_s - max(0.0, new_longest_s - longest_s)
 
 
 def _seconds_of(func: Func, seconds: Callable[[Op], float]) -> tuple[float, float]:
-    """What all products and copies take, and those of the longest chain."""
+    """Return the seconds of all products and copies, and those of the longest chain."""
     whole_s, ends_s = 0.0, dict.fromkeys(func.params, 0.0)
     for op in func.body.ops:
         own_s = seconds(op)

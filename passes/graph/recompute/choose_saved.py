@@ -114,7 +114,7 @@ class _Choice:
 
 
 def _worth(choice: _Choice) -> float:
-    """What a choice costs in time and memory together; see `TIME_WORTH`."""
+    """Return the cost of a choice in time and memory together; see `TIME_WORTH`."""
     return choice.view.seconds**TIME_WORTH * choice.view.peak_bytes
 
 

@@ -1,17 +1,12 @@
 """`tilewright cluster plan --devices`: machine measured, plan, run and comparison, by ranks in threads."""
 
 import json
-import threading
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from command_samples import printed, refused
-from thread_ranks import ThreadWorld
 
 import tilewright as tw
-from tilewright.cluster.measuring import link as measured_link
-from tilewright.cluster.measuring import machine as measured_machine
 from tilewright.cluster.measuring.link import LinkSample, fitted_link, link_error
 from tilewright.cluster.planning.prediction import COMPONENTS
 from tilewright.costmodel.cluster.inputs.loading import load_cluster
@@ -36,28 +31,15 @@ def network(tmp_path):
     return str(path)
 
 
-def test_a_measured_plan_is_executed_as_planned(capsys, monkeypatch, tmp_path, network):
+def test_a_measured_plan_is_executed_as_planned(facts_of_ranks, tmp_path, network):
     """Every number of the comparison is there, and record and picture are written."""
     pytest.importorskip("matplotlib")
-    world, here = ThreadWorld(2, timeout_s=60), {}
     saved, picture = tmp_path / "here.toml", tmp_path / "plan.svg"
     arguments = [
         *PLAN, network, "--measure-here", "--execute", "--p", "2", "--micro-batches", "2", "--repeats", "2",
         "--target", "opencl", "--record", str(saved), "--plot", str(picture), "--storage", str(tmp_path),
-        "--as-rank", "--json",
     ]  # fmt: skip
-    monkeypatch.setattr(command, "together", lambda communicator: nullcontext())
-    monkeypatch.setattr(command, "world", lambda timeout_s: here[threading.get_ident()])
-    monkeypatch.setattr(measured_link, "MESSAGE_ELEMENTS", (1 << 10, 1 << 16))
-    monkeypatch.setattr(measured_machine, "STORAGE_S", 0.03)
-    monkeypatch.setattr(measured_machine, "STORAGE_BYTES", 1 << 22)
-
-    def rank(communicator):
-        here[threading.get_ident()] = communicator
-        return main(arguments)
-
-    assert world.run(rank) == [0, 0]
-    facts = json.loads(capsys.readouterr().out)
+    facts = facts_of_ranks(arguments)
     plan, run = facts["plan"], facts["execution"]
     assert [plan[k] for k in ("dp", "wp", "p", "micro_batches", "micro_batch")] == [1, 1, 2, 2, 2]
     assert len(plan["cuts"]) == 1

@@ -1,15 +1,10 @@
 """`tilewright cluster plan --train`: a step divided over ranks in threads, or streamed, and its model."""
 
 import json
-import threading
-from contextlib import nullcontext
 
 import pytest
 from command_samples import printed, refused
-from thread_ranks import ThreadWorld
 
-from tilewright.cluster.measuring import link as measured_link
-from tilewright.cluster.measuring import machine as measured_machine
 from tilewright.cluster.planning.op_seconds import OpSeconds
 from tilewright.cluster.planning.search import RequestedShape
 from tilewright.cluster.steps.planning import plan_facts
@@ -21,8 +16,6 @@ from tilewright.costmodel.op_work import Rates
 from tilewright.frontends import zoo
 from tilewright.ir import WorkError
 from tilewright.streaming import training_executable
-from tilewright.tools.cli import main
-from tilewright.tools.commands import cluster as command
 from tilewright.training import optim
 
 NETWORK = "zoo:linear_classifier{batch=8,features=64,classes=64}"
@@ -39,25 +32,13 @@ def alone(found):
     return [*found.values()]
 
 
-def test_a_measured_step_is_executed_as_planned(capsys, monkeypatch, tmp_path):
+def test_a_measured_step_is_executed_as_planned(facts_of_ranks, tmp_path):
     """Losses are those of the undivided step, and every number of the comparison is there."""
-    world, here = ThreadWorld(2, timeout_s=60), {}
     arguments = [
         *PLAN, "--devices", "2", "--measure-here", "--execute", "--dp", "2", "--zero", "1", "--repeats", "2",
-        "--storage", str(tmp_path), "--as-rank", "--json",
+        "--storage", str(tmp_path),
     ]  # fmt: skip
-    monkeypatch.setattr(command, "together", lambda communicator: nullcontext())
-    monkeypatch.setattr(command, "world", lambda timeout_s: here[threading.get_ident()])
-    monkeypatch.setattr(measured_link, "MESSAGE_ELEMENTS", (1 << 10, 1 << 16))
-    monkeypatch.setattr(measured_machine, "STORAGE_S", 0.03)
-    monkeypatch.setattr(measured_machine, "STORAGE_BYTES", 1 << 22)
-
-    def rank(communicator):
-        here[threading.get_ident()] = communicator
-        return main(arguments)
-
-    assert world.run(rank) == [0, 0]
-    facts = json.loads(capsys.readouterr().out)
+    facts = facts_of_ranks(arguments)
     plan, run = facts["plan"], facts["execution"]
     assert [plan[k] for k in ("mode", "dp", "wp", "p", "zero")] == ["batch", 2, 1, 1, 1]
     assert (plan["measured_size"], plan["kernel_samples"]) == (True, 4)
