@@ -97,6 +97,16 @@ class TorchLoss:
         return self._loss(logits.to(self.dtype), target)
 
 
+def exact_loss(
+    torch: Any, row: TrainingRow, module: Module, data: tuple[Sequence[np.ndarray], np.ndarray], device: str
+) -> float:
+    """The loss of a row's first step in float64, which those of all contenders are compared with."""
+    loss = TorchLoss(torch, row, module, None, device)
+    inputs, target = loss.on_device(*data)
+    with torch.no_grad():
+        return float(loss(inputs, target))
+
+
 class TorchStep:
     """One way in which PyTorch takes a training step: a contender of `tools.bench.contender`.
 

@@ -8,10 +8,11 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.tools.cli import main
+from tilewright.tools.training_bench.command import why_wrong
 from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
 from tilewright.tools.training_bench.curves import Curves, without_dropout
 from tilewright.tools.training_bench.rows import ROWS, TrainingRow, rows_of, without_softmax
-from tilewright.tools.training_bench.torch_steps import TorchLoss
+from tilewright.tools.training_bench.torch_steps import TorchLoss, exact_loss
 
 FOLDER = Path(__file__).parents[2] / "data" / "relay"
 
@@ -88,6 +89,27 @@ def test_networks_of_cudnn_layers_are_those_of_the_graph(name):
     if name != "lstm_classifier":  # there the graph has both biases in one
         assert other_norms == pytest.approx(norms, rel=1e-9, abs=1e-12)
     assert other_whole >= whole * (1 - 1e-12)
+
+
+def test_a_loss_is_wrong_where_it_is_further_off_than_pytorchs():
+    assert why_wrong(6.79, [6.97, 7.07], exact=6.90) is None
+    assert why_wrong(1.009, [1.0], exact=1.0) is None
+    assert why_wrong(1.02, [], exact=1.0) == "the loss of the first step is 1.02, in float64 1"
+    assert why_wrong(1.05, [1.02, float("nan")], exact=1.0) == (
+        "the loss of the first step is 1.05, PyTorch's 1.02, nan, in float64 1"
+    )
+    assert why_wrong(float("nan"), [1.5], exact=1.0) is not None
+
+
+def test_the_exact_loss_is_that_of_the_graph_in_float64():
+    torch = pytest.importorskip("torch")
+    row = TrainingRow("small", "zoo:digits", "cross_entropy", "sgd")
+    module = row.module(FOLDER)
+    inputs, labels = data = row.data(module, 0)
+    (logits,) = tw.interpret(module, *(x.astype(np.float64) for x in inputs))
+    rows = np.asarray(logits, np.float64)
+    wanted = np.mean(np.log(np.exp(rows).sum(-1)) - np.take_along_axis(rows, labels[:, None], -1)[:, 0])
+    assert exact_loss(torch, row, module, data, "cpu") == pytest.approx(wanted, rel=1e-5)
 
 
 def test_dropout_is_switched_off_for_curves():
