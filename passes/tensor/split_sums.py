@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Builder, Expr, Func, Level, Op, Sym, TensorType, Value, scalar_body, structured
+from tilewright.ir import (
+    Block,
+    Builder,
+    Expr,
+    Func,
+    Level,
+    Op,
+    Sym,
+    TensorType,
+    Value,
+    scalar_body,
+    structured,
+)
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import split_along
 from tilewright.passes.kernels.rows.moments import Moments, moments_of
+from tilewright.passes.kernels.rows.same_points import Walk, sums_of_same_points
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import unused
 
@@ -52,6 +67,9 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
 
     with l elements in a part. None of these is more than sqrt(l) of their standard deviations away from their
     mean, so that q is at most 1 + l times what q - s ** 2 / l leaves, whatever the data.
+
+    Sums over the same points of the same arrays can share a walk only in equal parts: they are cut alike
+    where the model says that all of them together take less time so.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     kernels = func.name != "main" or any(op.name == "tensor.call" for op in func.body.ops)
@@ -60,6 +78,7 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
     b = Builder()
     env: dict[Value, Value] = {}
     joined = {m.total: (m, cut) for m, cut in _joined_moments(func, hardware, ctx.estimator)}
+    cuts = _cuts_of_others(func, joined, hardware, ctx.estimator)
     for op in func.body.ops:
         if op in joined:
             with b.at(op.loc):
@@ -69,7 +88,7 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
                 env[moments.mean], env[moments.squares.result] = both
         if op.results and all(r in env for r in op.results):
             continue
-        cut = _best_cut(op, hardware, ctx.estimator) if _is_long_sum(op) else None
+        cut = cuts.get(op)
         fresh = op.with_operands(tuple(env.get(v, v) for v in op.operands))
         if cut is None:
             b.append(fresh)
@@ -90,6 +109,56 @@ def _joined_moments(func: Func, hardware: Hardware, estimator: Estimator) -> Ite
         if cut is not None and moments.total not in seen:
             seen.add(moments.total)
             yield moments, cut
+
+
+def _cuts_of_others(
+    func: Func, joined: Mapping[Op, tuple[Moments, Cut]], hardware: Hardware, estimator: Estimator
+) -> dict[Op, Cut | None]:
+    """How long sums are cut that are no joined moments: each at its best, or as others of its points."""
+    taken = {op for total, (moments, _) in joined.items() for op in (total, moments.squares)}
+    sums = [op for op in func.body.ops if op not in taken and _is_long_sum(op)]
+    cuts = {op: _best_cut(op, hardware, estimator) for op in sums}
+    for walks in sums_of_same_points(func, sums):
+        own: list[Cut | None] = [cuts[walk.op] for walk in walks]
+        places = [_placed(walk.op, cut) for walk, cut in zip(walks, own, strict=True)]
+        options = [own]
+        options += [[_named(w.op, place) for w in walks] for place in dict.fromkeys(places) if place]
+        if len(set(places)) > 1:
+            best = min(options, key=lambda option: _together_s(walks, option, hardware, estimator))
+            cuts |= {walk.op: cut for walk, cut in zip(walks, best, strict=True)}
+    return cuts
+
+
+def _placed(op: Op, cut: Cut | None) -> tuple[int, int] | None:
+    """A cut with the number of its reduced dimension in place of the name."""
+    return None if cut is None else (list(dims(op, "red")).index(cut[0]), cut[1])
+
+
+def _named(op: Op, place: tuple[int, int]) -> Cut:
+    return list(dims(op, "red"))[place[0]], place[1]
+
+
+def _together_s(
+    walks: Sequence[Walk], cuts: Sequence[Cut | None], hardware: Hardware, estimator: Estimator
+) -> float:
+    """Seconds of sums that are cut so, with the maps between these and the arrays they share."""
+    b = Builder()
+    results = []
+    for op in dict.fromkeys(op for walk in walks for op in walk.maps):
+        b.append(op)
+    for walk, cut in zip(walks, cuts, strict=True):
+        op = replace(walk.op, results=(Value(walk.op.result.type, "sum"),))
+        if cut is None:
+            b.append(op)
+        results.append(op.result if cut is None else split_along(op, b, *cut))
+    b.do("tensor.return", *results)
+    made = {r for op in b.ops for r in op.results}
+    params = tuple(v for v in dict.fromkeys(v for op in b.ops for v in op.operands) if v not in made)
+    types = tuple(v.type for v in results)
+    text = kernel_text(Func(Level.TENSOR, "sums", Block(params, tuple(b.ops)), types))
+    return estimator.remembered(
+        ("sums of same points", text, hardware), lambda: estimator.program_s(params, b.ops, hardware)
+    )
 
 
 def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> tuple[Value, Value]:
