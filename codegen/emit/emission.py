@@ -188,6 +188,8 @@ class Emission:
         self.maps: list[str] = []
         #: statements that follow the wait for other launches
         self.after_wait: list[str] = []
+        #: gives statements that follow an op, where a kernel is emitted with stamps of its phases
+        self.behind: Callable[[Op], list[str]] | None = None
         self.loop_names: dict[str, str] = {}
         self.carried: list[tuple[EmittedValue, ...]] = []
         self.used_symbols: set[str] = set()
@@ -253,6 +255,8 @@ class Emission:
         for op in block.ops:
             self.mark_origin(op.loc)
             emitter_of(op).emit(self, op)
+            if self.behind is not None:
+                self.lines += self.behind(op)
 
     def mark_origin(self, loc: str) -> None:
         """A comment wherever the origin of the statements changes."""

@@ -24,6 +24,7 @@ from tilewright.codegen.emit import (  # noqa: F401  (importing registers the em
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents
+from tilewright.codegen.emit.phases import PhaseMarks, phase_marks
 from tilewright.codegen.emit.shared_layout import shared_layout
 from tilewright.codegen.emit.stamps import Stamps
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
@@ -38,13 +39,15 @@ STATIC_SHARED_BYTES = 48 * 1024
 MAX_RESIDENT = 32
 
 
-def emit_cuda(func: Func, *, stamps: bool = False) -> KernelSource:
+def emit_cuda(func: Func, *, stamps: bool = False, phases: bool = False) -> KernelSource:
     """CUDA C of a thread-level function, for NVRTC without headers (sm_75 and newer) and for the emulator.
 
     stamps: one more parameter, the last, takes the times of every block (`tilewright.codegen.emit.stamps`).
+    phases: stamps also tell when a block's first data are at hand and when its main loop is done.
     Raises InputError for a function of another level and UnsupportedError for an op without an emitter.
     """
-    return _emit(func, CudaDialect(), stamps)
+    marks = phase_marks(func) if phases else None
+    return _emit(func, CudaDialect(), stamps or phases, marks)
 
 
 def emit_opencl(func: Func) -> KernelSource:
@@ -52,7 +55,9 @@ def emit_opencl(func: Func) -> KernelSource:
     return _emit(func, OpenClDialect())
 
 
-def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
+def _emit(
+    func: Func, dialect: Dialect, stamped: bool = False, marks: PhaseMarks | None = None
+) -> KernelSource:
     grid, block = _launch_shape(func)
     e = Emission(func, dialect, grid, block)
     if func.get(CLUSTER) is not None:
@@ -61,7 +66,9 @@ def _emit(func: Func, dialect: Dialect, stamped: bool = False) -> KernelSource:
     written = _written(func)
     params = tuple(_parameter(e, v, i, v in written) for i, v in enumerate(func.params))
     maps = _map_parameters(e, params)
-    stamps = Stamps(e, grid) if stamped else None
+    stamps = Stamps(e, grid, marks) if stamped else None
+    if stamps is not None and marks is not None:
+        e.behind = stamps.behind
     waits = waits_for_launches(func)
     if stamps is not None and waits:
         e.after_wait = stamps.start()

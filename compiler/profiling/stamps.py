@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen import KernelSource, emit_cuda
-from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
+from tilewright.codegen.emit.stamps import (
+    ARRIVAL,
+    END,
+    PROCESSOR,
+    STAMPS_PER_BLOCK,
+    STAMPS_WITH_PHASES,
+    START,
+)
 from tilewright.compilation.kernel_builds import build_codes
 from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, UnsupportedError, parse
@@ -44,9 +51,9 @@ class MarkedPlan:
         return tuple(sorted((*self.before.values(), *self.after.values())))
 
 
-def mark_source(name: str) -> KernelSource:
+def mark_source(name: str, *, phases: bool = False) -> KernelSource:
     """The kernel of all marks: nothing but the stamps of one thread."""
-    return emit_cuda(parse(_EMPTY.replace("NAME", name)).funcs[0], stamps=True)
+    return emit_cuda(parse(_EMPTY.replace("NAME", name)).funcs[0], stamps=True, phases=phases)
 
 
 def unstamped(plan: ExecutionPlan) -> frozenset[int]:
@@ -91,7 +98,8 @@ def _told_by_successors(plan: ExecutionPlan, bounded: frozenset[int]) -> frozens
     return frozenset(alone - foreign)
 
 
-STAMP_BYTES = 8 * STAMPS_PER_BLOCK
+#: bytes of one stamp
+STAMP_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -137,28 +145,28 @@ def saved_kernels(plan: ExecutionPlan, thread: Module, names: Mapping[str, Seque
     return replace(thread, funcs=tuple(funcs.values()))
 
 
-def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target) -> StampedPlan:
+def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target, *, phases: bool = False) -> StampedPlan:
     """Kernels emitted once more from the thread level, with stamps, and built (from the cache where it can).
 
-    thread: the module `plan` was made of by this version.
+    thread: the module `plan` was made of by this version. phases: the stamps tell those of kernels, too.
     """
     funcs = {f.name: f for f in thread.funcs if f.level is Level.THREAD}
     foreign = {plan.launches[i].kernel for i in unstamped(plan)}
     own = [k for k in plan.kernels if k.name not in foreign]
-    sources = {k.name: emit_cuda(funcs[k.name], stamps=True) for k in own}
+    sources = {k.name: emit_cuda(funcs[k.name], stamps=True, phases=phases) for k in own}
     mark = _unused("mark", [k.name for k in plan.kernels])
     marked_plan = marked(plan, mark)
     if marked_plan.marks:
-        sources[mark] = mark_source(mark)
+        sources[mark] = mark_source(mark, phases=phases)
     codes = build_codes(sources, target)
     blocks = [_stamping_blocks(launch, sources) for launch in marked_plan.launches]
     first_rows = tuple(accumulate(blocks, initial=0))[:-1]
     name = _unused("stamps", [b.name for b in plan.buffers])
-    total = Buffer(name, "uint64", (sum(blocks), STAMPS_PER_BLOCK), "output", STAMP_BYTES * sum(blocks))
+    columns = STAMPS_WITH_PHASES if phases else STAMPS_PER_BLOCK
+    row_bytes = STAMP_BYTES * columns
+    total = Buffer(name, "uint64", (sum(blocks), columns), "output", row_bytes * sum(blocks))
     views = {
-        i: Buffer(
-            f"{name}.{i}", "uint64", (n, STAMPS_PER_BLOCK), "alias", STAMP_BYTES * n, STAMP_BYTES * row, name
-        )
+        i: Buffer(f"{name}.{i}", "uint64", (n, columns), "alias", row_bytes * n, row_bytes * row, name)
         for i, (n, row) in enumerate(zip(blocks, first_rows, strict=True))
         if n
     }

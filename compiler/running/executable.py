@@ -20,6 +20,7 @@ from tilewright.devices.targets import target_here
 from tilewright.ir import ArrayType, InputError, Module, parse, show
 from tilewright.ir.errors import file_path
 from tilewright.profiling.kernel_times import Subject, profile_loaded
+from tilewright.profiling.ledger import Ledger, recorded_ledger
 from tilewright.profiling.profile import Profile
 from tilewright.profiling.stamps import kernel_names, saved_kernels
 from tilewright.running.instances import InstancePool, stream_batches
@@ -256,12 +257,20 @@ class Executable:
         communicates call it together. Raises UnsupportedError where the target runs nothing, or where the
         kernels were made by another version.
         """
+        return profile_loaded(
+            self._subject(), self.own_inputs(inputs), repeats=repeats, compare_serial=compare_serial
+        )
+
+    def ledger(self, *inputs: object, repeats: int = 10) -> Ledger:
+        """Record where the time of every launch of a replay goes: boundary, first load, loop, tail, weights
+        that it asks for late, and what remedies could save (see `Ledger`). Raises as `profile`.
+        """
+        return recorded_ledger(self._subject(), self.own_inputs(inputs), repeats=repeats)
+
+    def _subject(self) -> Subject:
         loaded, device, target = self.load(), self._open()[0], target_here(self.target)
         kernels = self.artifact.kernels
-        subject = Subject(target, device, loaded, self.artifact.constants, kernels, self.communicator)
-        return profile_loaded(
-            subject, self.own_inputs(inputs), repeats=repeats, compare_serial=compare_serial
-        )
+        return Subject(target, device, loaded, self.artifact.constants, kernels, self.communicator)
 
     def report(self) -> dict[str, Any]:
         """Plain data about the compilation: target, kernels with parameters, bound and estimate, memory."""

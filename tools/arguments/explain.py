@@ -48,7 +48,15 @@ def add_explain(sub: Sub) -> None:
     )
     p.add_scoped(
         p,
-        OptionScope(NETWORKS, without=("--partitioners", "--mue", "--pass-pipeline")),
+        OptionScope(kernels=True, without=("--partitioners", "--train", "--mue")),
+        "--ledger",
+        action="store_true",
+        help="show where the time of every launch goes: boundary, first load, loop, tail, weights that it "
+        "asks for late, and what remedies could save; measured where the device is, else by the model",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--mue", "--ledger", "--pass-pipeline")),
         "--operators",
         action="store_true",
         help="show what every operator of the network computes, reads and writes before anything is fused",

@@ -7,9 +7,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tilewright.api import compile as compile_module
 from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.lowering import Lowered, lower
 from tilewright.compilation.option_values import PARTITIONER
@@ -23,10 +25,15 @@ from tilewright.compilation.report_facts import (
 )
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.kernels.explain import LIMITS
+from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import InputError, Module, Ref
 from tilewright.passes import Instrument, PassContext, Step
 from tilewright.passes.tensor.fusion.partitioners import PARTITIONERS, choose, price
+from tilewright.profiling.ledger import Ledger, modelled_ledger
+from tilewright.running.checking import random_inputs
+from tilewright.running.executable import Executable
+from tilewright.runtime.errors import DeviceMissingError
 from tilewright.tools.commands.network import load_network, load_saved, passes_of
 from tilewright.tools.data_movement.kernel_rows import (
     MovementRow,
@@ -55,6 +62,9 @@ def run_explain(a: argparse.Namespace) -> None:
     if a.mue:
         explain_movement(a)
         return
+    if a.ledger:
+        explain_ledger(a)
+        return
     if a.operators:
         _print_operators(load_network(a), a.network, a)
         return
@@ -66,6 +76,41 @@ def run_explain(a: argparse.Namespace) -> None:
     except (KeyError, TypeError, AttributeError, ValueError) as e:
         raise InputError("expected a saved executable with facts of its kernels", where=a.network) from e
     print(json.dumps(rows, indent=1) if a.json else text)
+
+
+def explain_ledger(a: argparse.Namespace) -> None:
+    """Print the ledger of a network or of what was saved: measured where its device is, else by the model."""
+    if Path(a.network).suffix == ".tw":
+        with load_saved(a) as exe:
+            if _is_here(exe.target):
+                ledger = _recorded(exe)
+            else:
+                thread = exe.artifact.module("thread")
+                records = [KernelRecord.read(k) for k in exe.report()["kernels"]]
+                target = replace(resolve_target(exe.target), hardware=hardware_of(exe.report()))
+                ledger = modelled_ledger(thread, records, target)
+    elif _is_here(a.target):
+        choices = {"precision": a.precision, "partitioner": a.partitioner, "layouts": a.layouts}
+        with compile_module(load_network(a), target=a.target, **choices, **passes_of(a)) as exe:
+            ledger = _recorded(exe)
+    else:
+        lowered = _lowering(load_network(a), a)
+        ledger = modelled_ledger(lowered.thread, lowered.records, lowered.target)
+    print(json.dumps(ledger.facts(), indent=1) if a.json else f"{a.network}\n{ledger}")
+
+
+def _is_here(target: str) -> bool:
+    """Return whether this machine has the device of a target, and the device runs kernels."""
+    resolved = resolve_target(target)
+    try:
+        open_device(str(resolved)).close()
+    except DeviceMissingError:
+        return False
+    return resolved.kind != "null"
+
+
+def _recorded(exe: Executable) -> Ledger:
+    return exe.ledger(*random_inputs(exe.input_names, exe.input_types, seed=0))
 
 
 def explain_movement(a: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Instrumented kernels: every block stamps its arrival, start, end and processor; results stay the same."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,16 @@ from test_codegen_kernels import matrices, tiled
 
 from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.codegen.emit.stamps import ARRIVAL, END, PROCESSOR, STAMPS_PER_BLOCK, START
+from tilewright.codegen.emit.stamps import (
+    ARRIVAL,
+    DATA,
+    END,
+    LOOP,
+    PROCESSOR,
+    STAMPS_PER_BLOCK,
+    STAMPS_WITH_PHASES,
+    START,
+)
 from tilewright.runtime.emulator.device import EmulatorDevice
 
 
@@ -73,3 +83,33 @@ def test_every_block_is_stamped_and_results_stay(seed):
     # The emulator runs one block after the other, x fastest: so do the rows.
     assert (stamps[:-1, END] <= stamps[1:, ARRIVAL]).all()
     assert int(stamps[:, END].max() - stamps[:, ARRIVAL].min()) < 60 * 10**9
+
+
+def test_phases_are_stamped_behind_the_first_barrier_after_a_read_and_behind_the_loop_around_it():
+    source = emit_cuda(tiled(), phases=True).source
+    texts = [f"+ {column}] = tw_nano" for column in (ARRIVAL, START, DATA, LOOP, END)]
+    places = [source.index(t) for t in texts]
+    assert places == sorted(places)
+    assert source.index("__syncthreads();") < places[2]
+    assert all(source.count(t) == 1 for t in texts)
+    compile_cuda(source, arch="sm_90a")
+
+
+def test_a_kernel_whose_threads_keep_to_themselves_has_no_phases():
+    body = "%v = thread.load(%x, at = [tid]) : f32 thread.store(%v, %y, at = [tid])"
+    source = emit_cuda(kernel(body, {"x": "f32[32]", "y": "f32[32]"}), phases=True).source
+    assert source.count("tw_nanoseconds();") == 3
+    assert f"+ {DATA}] = 0;" in source
+    assert f"+ {LOOP}] = 0;" in source
+
+
+@pytest.mark.emulator
+def test_phases_follow_one_another_and_results_stay():
+    a, b = matrices()
+    plan = plan_of(emit_cuda(tiled(), phases=True))
+    with EmulatorDevice(EmulatorBuilder(), seed=1).load(plan, {}) as loaded:
+        c, stamps = loaded.run([a, b])
+    np.testing.assert_allclose(c, np.maximum(a @ b, 0), rtol=1e-4, atol=1e-4)
+    assert stamps.shape[1] == STAMPS_WITH_PHASES
+    for before, after in pairwise((START, DATA, LOOP, END)):
+        assert (stamps[:, before] <= stamps[:, after]).all()

@@ -1,0 +1,81 @@
+"""Bytes of weights that a kernel begins to fetch only after its wait for other launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from tilewright.ir.nodes import Func, Op, Value
+from tilewright.ir.thread.launch_ops import PREFETCH, WAIT, constant_params
+from tilewright.ir.thread.role_ops import ROLE, threads_of
+from tilewright.ir.types import ScalarType, itemsize
+
+#: bytes of a line of the last-level cache, which a prefetch brings (CUDA C++ Programming Guide)
+LINE_BYTES = 128
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of the constants of a kernel, and those of them that it asks for only after its wait."""
+
+    total: int
+    exposed: int
+
+
+def weight_bytes(func: Func) -> WeightBytes:
+    """The weights of a kernel at the thread level that passed `overlap-launches`.
+
+    Each constant counts once, with its whole size; the share of it that is fetched early is that of the bytes
+    which a block asks for before the wait, masks taken as true. A kernel that does not wait has its launch to
+    wait for, so that all its weights are exposed.
+    """
+    total = exposed = 0
+    for position in constant_params(func):
+        v = func.params[position]
+        early, late = _asked(func, v)
+        if early + late == 0:
+            continue
+        total += v.tensor.nbytes
+        # What was prefetched is asked for again, so early bytes can be no more than those that follow.
+        share = min(1.0, early / late) if _prefetched(func, v) else early / (early + late)
+        exposed += round((1.0 - share) * v.tensor.nbytes)
+    return WeightBytes(total, exposed)
+
+
+def _prefetched(func: Func, v: Value) -> bool:
+    return any(_prefetches(op, v) for op in func.body.ops)
+
+
+def _prefetches(op: Op, v: Value) -> bool:
+    if op.name == PREFETCH:
+        return op.operands[0] is v
+    return op.body is not None and any(_prefetches(o, v) for o in op.body.ops)
+
+
+def _asked(func: Func, v: Value) -> tuple[int, int]:
+    """Bytes of `v` that a block asks for before and after the wait; all after it where there is none."""
+    ops = func.body.ops
+    wait = next((i for i, op in enumerate(ops) if op.name == WAIT), 0)
+    block = func.get("block")
+    threads = block if isinstance(block, int) else 1
+    early = sum(_bytes(op, v, threads) for op in ops[:wait])
+    return early, sum(_bytes(op, v, threads) for op in ops[wait:])
+
+
+def _bytes(op: Op, v: Value, threads: int) -> int:
+    if op.body is not None:
+        turns = op.integer("extent") if op.name == "thread.loop" else 1
+        inside = threads_of(op) if op.name == ROLE else threads
+        return turns * sum(_bytes(o, v, inside) for o in op.body.ops)
+    if not any(o is v for o in op.operands):
+        return 0
+    if op.name == PREFETCH:
+        return LINE_BYTES * threads
+    size = itemsize(v.tensor.dtype)
+    if op.get("tile") is not None:  # one thread asks for the whole box
+        return prod(op.integers("tile")) * size
+    lanes = op.get("lanes")
+    if lanes is None:
+        types = [r.type for r in op.results if isinstance(r.type, ScalarType)]
+        lanes = max((t.lanes for t in types), default=1)
+    return int(lanes) * size * threads  # type: ignore[call-overload, no-any-return]
