@@ -14,8 +14,8 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, InputError, Level, Module, Ref, UnsupportedError
-from tilewright.passes.analysis.exposed_weights import WeightBytes, weight_bytes
 from tilewright.passes.tensor.prefetch_weights import RESIDENT_SHARE
+from tilewright.profiling.exposed_weights import WeightBytes, weight_bytes
 from tilewright.profiling.kernel_times import Subject, TellsLaunchSpans, profile_loaded
 from tilewright.profiling.replay_record import Clock, LaunchSpan
 from tilewright.profiling.stamps import Stamps, launch_spans, span_ns, stamped_plan
@@ -216,7 +216,7 @@ def _stamps_by_launch(stamps: Stamps, first_rows: Sequence[int], places: Sequenc
     return [stamps[first_rows[p] : ends[p]] for p in places]
 
 
-def phases_of(own: Stamps, x: LaunchSpan) -> dict[str, float]:
+def phases_of(own: Stamps, x: LaunchSpan) -> dict[str, Any]:
     """The parts of a launch in seconds by the stamps of the block that ends last, which add up to its time;
     none where its kernel cannot stamp.
 
@@ -226,7 +226,7 @@ def phases_of(own: Stamps, x: LaunchSpan) -> dict[str, float]:
         return {}
     block = own[own[:, END].argmax()].astype(np.int64)
     begin = int(own[:, START].min())
-    parts = {"spread_s": (int(block[START]) - begin) * NANOSECOND}
+    parts: dict[str, Any] = {"spread_s": (int(block[START]) - begin) * NANOSECOND}
     if block[DATA]:
         parts["first_load_s"] = float(block[DATA] - block[START]) * NANOSECOND
         if block[LOOP]:

@@ -74,8 +74,8 @@ def _bytes(op: Op, v: Value, threads: int) -> int:
     size = itemsize(v.tensor.dtype)
     if op.get("tile") is not None:  # one thread asks for the whole box
         return prod(op.integers("tile")) * size
-    lanes = op.get("lanes")
-    if lanes is None:
-        types = [r.type for r in op.results if isinstance(r.type, ScalarType)]
-        lanes = max((t.lanes for t in types), default=1)
-    return int(lanes) * size * threads  # type: ignore[call-overload, no-any-return]
+    if op.get("lanes") is not None:
+        lanes = op.integer("lanes")
+    else:
+        lanes = max((r.type.lanes for r in op.results if isinstance(r.type, ScalarType)), default=1)
+    return lanes * size * threads
