@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from codegen_samples import checked, run
+from codegen_samples import checked, plan_of, run
 
+from tilewright.codegen import EmulatorBuilder, emit_cuda
 from tilewright.ir import parse
+from tilewright.runtime.emulator.device import EmulatorDevice
 from tilewright.runtime.errors import DeviceError
 
 pytestmark = pytest.mark.emulator
@@ -82,3 +84,14 @@ def test_slots_given_back_are_poison():
 def test_consumers_that_do_not_wait_run_ahead_of_the_producer():
     with pytest.raises(DeviceError, match="stuck: role copy waits to acquire"):
         emulate("thread.receive(%ring, item = i)", "thread.prefetch(%x, at = [0, 0])")
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_first_data_are_stamped_by_the_role_that_receives_the_first_item(seed):
+    source = emit_cuda(parse(TEXT).funcs[0], phases=True)
+    assert source.source.count("threadIdx.x == 128 && i < 1") == 1
+    with EmulatorDevice(EmulatorBuilder(), seed=seed).load(plan_of(source), {}) as loaded:
+        y, ((_, start, end, _, data, loop),) = loaded.run([X])
+    np.testing.assert_array_equal(y, X[:, ::-1])
+    assert start < data < end
+    assert loop == 0  # the loop stores results: what lies behind it is no tail
