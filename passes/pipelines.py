@@ -84,6 +84,7 @@ split-dims,
 merge-dims,
 share-kernels,
 order-kernels,
+join-maps,
 mark-weights,
 choose-parameters,
 pack-weights,
@@ -103,6 +104,7 @@ _OTHER_KERNELS = {
         "fuse-attention-backward",
         "join-column-sums",
         "chain-kernels",
+        "join-maps",
     ),
 }
 

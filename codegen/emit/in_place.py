@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Op, Value
-from tilewright.ir.simplify import Ranges, linear
+from tilewright.ir.simplify import Ranges, linear, simplify
 from tilewright.ir.thread.launch_ops import constant_params, late_params
 from tilewright.ir.types import ScalarType
 
@@ -116,11 +116,15 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
     assert isinstance(grid, tuple)
     extents: dict[str, int] = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
     extents |= {"tid": block, **{f"loop.{i}": s.integer("extent") for i, s in enumerate(_loops(store))}}
-    for name, bound in _bounds(store).items():
-        extents[name] = min(extents[name], bound)
     ranges = {name: (0, max(0, n - 1)) for name, n in extents.items()}
-    extents = {name: n for name, n in extents.items() if n > 1}
-    index, shape = _index(store), buffer.tensor.shape
+    from_zero: dict[str, Expr] = {}  # variables that start later, as numbers from 0
+    for name, (low, high) in _bounds(store).items():
+        low = max(0, low)
+        ranges[name] = (0, min(ranges[name][1], high - 1) - low)
+        from_zero[name] = Sym(name) + low
+    extents = {name: last + 1 for name, (_, last) in ranges.items() if last > 0}
+    index = [simplify(substitute(e, from_zero), ranges) for e in _index(store)]
+    shape = buffer.tensor.shape
     # Indices that are quotients and remainders of one number are that number again in row-major order.
     address: Expr = 0
     for e, n in zip(index, shape, strict=True):
@@ -160,17 +164,19 @@ def _loops(access: _Access) -> list[Op]:
     return [s for s in access.around if s.name == "thread.loop"]
 
 
-def _bounds(access: _Access) -> dict[str, int]:
-    """Upper bounds that conditions around an access set on single variables, loops' named by depth."""
+def _bounds(access: _Access) -> dict[str, tuple[int, int]]:
+    """What conditions around an access let single variables be, from the first to before the second; loops'
+    variables are named by depth."""
     names: dict[str, Expr] = {_variable(s): Sym(f"loop.{i}") for i, s in enumerate(_loops(access))}
-    out: dict[str, int] = {}
+    out: dict[str, tuple[int, int]] = {}
     for scope in access.around:
         if scope.name == "thread.if":
             mask: Any = scope["mask"]
             for e, low, high in mask:
                 bounded = substitute(e, names)
-                if isinstance(bounded, Sym) and low == 0 and isinstance(high, int):
-                    out[bounded.name] = min(high, out.get(bounded.name, high))
+                if isinstance(bounded, Sym) and isinstance(low, int) and isinstance(high, int):
+                    first, end = out.get(bounded.name, (low, high))
+                    out[bounded.name] = (max(first, low), min(end, high))
     return out
 
 

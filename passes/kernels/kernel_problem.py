@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir import Block, Func, Op, Sym, Value
 from tilewright.ir.expr import Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import coefficients, interval, simplify
@@ -185,8 +185,52 @@ def stride_of(kernel: Func, op: Op, value: Value, at: Sequence[Expr], d: str) ->
     return widest
 
 
+def map_parts(kernel: Func) -> tuple[Func, ...]:
+    """A kernel of maps as one kernel per shape of its results, in order; itself where all have one shape.
+
+    Parts share parameters and what both compute; blocks of one launch compute one part each.
+    """
+    by_shape: dict[tuple[int, ...], list[Value]] = {}
+    for v in _outputs(kernel):
+        by_shape.setdefault(v.tensor.shape, []).append(v)
+    if len(by_shape) < 2:
+        return (kernel,)
+    return tuple(_giving(kernel, tuple(results)) for results in by_shape.values())
+
+
+def _giving(kernel: Func, results: tuple[Value, ...]) -> Func:
+    """The kernel of these results alone, with the ops and parameters that they need."""
+    needed, ops = set(results), []
+    for op in reversed(kernel.body.ops[:-1]):
+        if any(r in needed for r in op.results):
+            ops.append(op)
+            needed.update(op.operands)
+    end = kernel.body.ops[-1].with_operands(results)
+    body = Block(tuple(p for p in kernel.params if p in needed), (*reversed(ops), end))
+    return replace(kernel, body=body, result_types=tuple(v.type for v in results))
+
+
 def stream_problem(kernel: Func) -> StreamProblem:
-    """A kernel of maps: all bytes in and out, and the scalar work."""
+    """A kernel of maps: all bytes in and out, and the scalar work; of parts, their sum."""
+    parts = [_part_problem(part) for part in map_parts(kernel)]
+    if len(parts) == 1:
+        return parts[0]
+    written = sum(part.bytes_written for part in parts)
+    shared: Counter[int] = Counter()
+    for part in parts:
+        shared.update(dict(part.shared))
+    return StreamProblem(
+        traffic(kernel) - written,
+        written,
+        sum(part.elements for part in parts),
+        sum(part.flops for part in parts),
+        max(part.reads for part in parts),
+        max(part.gathers for part in parts),
+        tuple(sorted(shared.items())),
+    )
+
+
+def _part_problem(kernel: Func) -> StreamProblem:
     ops = [op for op in kernel.body.ops if op.name in POINTWISE]
     points = max(1, prod(dims(ops[-1], "par").values()))
     work = sum(_work(op) for op in ops)

@@ -31,21 +31,21 @@ def order_kernels(module: Module, ctx: PassContext, *, share: float = 0.95, abov
     and communications keep their order.
     """
     calls = [op for op in module.main.body.ops if op.name in ("tensor.call", COMMUNICATE)]
-    after = _after(module.main, calls)
+    after = calls_before(module.main, calls)
     # The order as it is, but for readers of state that come behind what writes it.
     valid = in_order(after, lambda step: (step,))
-    steps = _steps(module, [calls[i] for i in valid], _renumbered(after, valid))
+    steps = steps_of(module, [calls[i] for i in valid], _renumbered(after, valid))
     before = steps.peak_bytes(range(len(calls)))
     if before <= above:
         return module
     order = least_memory_order(steps)
     if steps.peak_bytes(order) > share * before:
         return module
-    body = _reordered(module.main, [calls[valid[i]] for i in order])
+    body = reordered(module.main, [calls[valid[i]] for i in order])
     return module.with_funcs(tuple(f.with_body(body) if f is module.main else f for f in module.funcs))
 
 
-def _after(main: Func, calls: Sequence[Op]) -> list[set[int]]:
+def calls_before(main: Func, calls: Sequence[Op]) -> list[set[int]]:
     """Per call those that must run before it, by number."""
     makers: dict[Value, frozenset[int]] = {}  # of the parts of a joined array there are several
     number = {op: i for i, op in enumerate(calls)}
@@ -94,7 +94,7 @@ def _renumbered(after: Sequence[set[int]], order: Sequence[int]) -> list[frozens
     return [frozenset(place[b] for b in after[i]) for i in order]
 
 
-def _steps(module: Module, calls: Sequence[Op], after: list[frozenset[int]]) -> Steps:
+def steps_of(module: Module, calls: Sequence[Op], after: Sequence[frozenset[int]]) -> Steps:
     """The calls as steps. Parameters, constants and new values of state have memory of their own."""
     main = module.main
     whole = joined_arrays(main)
@@ -113,7 +113,7 @@ def _steps(module: Module, calls: Sequence[Op], after: list[frozenset[int]]) -> 
     return Steps(touches, [v.tensor.nbytes for v in numbers], after, kept, overwrites)
 
 
-def _reordered(main: Func, calls: Sequence[Op]) -> Block:
+def reordered(main: Func, calls: Sequence[Op]) -> Block:
     """The body of @main with its calls in this order, each join behind what it joins."""
     known = set(calls)
     *others, end = (op for op in main.body.ops if op not in known)

@@ -4,7 +4,7 @@ scatters as values of the thread level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from tilewright.ir import BinOp, Expr, Op, Sym, UnsupportedError, Value
@@ -161,9 +161,11 @@ def gathered(points: Points, op: Op, env: Mapping[str, Expr], mask: Mask = ()) -
     return value
 
 
-def store_results(w: Writer, points: Points, place: tuple[Expr, ...]) -> None:
-    """Write every result of the kernel at one index of its common domain."""
-    for v, buffer in w.outputs.items():
+def store_results(
+    w: Writer, points: Points, place: tuple[Expr, ...], results: Iterable[Value] | None = None
+) -> None:
+    """Write results of the kernel, all by default, at one index of their common domain."""
+    for v in w.outputs if results is None else dict.fromkeys(results):
         producer = w.producers[v]
         with w.b.at(producer.loc):
-            w.store(points.value(v, place), buffer, place)
+            w.store(points.value(v, place), w.outputs[v], place)
