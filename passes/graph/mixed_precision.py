@@ -34,8 +34,9 @@ def mixed_precision(func: Func, ctx: PassContext, *, dtype: str = "f16") -> Func
     where only explicit casts to float32 read it.
     Its forward pass takes state as constants are taken, so that a bias follows the product that it is added
     to; its backward pass reads what is stored of the forward pass, which is narrow, and never asks for the
-    number before it was rounded. Nor does it ask for that of a gradient that a product takes narrow: sums of
-    gradients along residual connections are stored once, and narrow, as the values are that they belong to.
+    number before it was rounded. Nor does it ask for that of a gradient that a product takes narrow, or a
+    window that gives it back to an image (of a pooling): sums of gradients along residual connections are
+    stored once, and narrow, as the values are that they belong to.
     """
     if dtype not in ("f16", "bf16"):
         raise InputError(f"expected dtype f16 or bf16, got {dtype!r}")
@@ -63,14 +64,14 @@ class _Narrower:
         self.in_backward = False  # whether the op at hand is of the backward pass
         self.rounded: set[Value] = set()  # narrow values that the backward pass reads as they are stored
         self.wide: set[Op] = set()  # products that give float32
-        self.factors: set[Value] = set()  # what products of the backward pass read narrow
+        self.factors: set[Value] = set()  # what products and windows of the backward pass read narrow
 
     def func(self, func: Func) -> Func:
         self.wide = _sums(func) if func.updates else set()
         self.forward = forward_ops(func)
         self.state = {func.params[p] for p, _ in func.updates}
         if self.forward:
-            self.factors = _factors(op for op in func.body.ops if op not in self.forward)
+            self.factors = _stored(op for op in func.body.ops if op not in self.forward)
         params = tuple(map(self.outer, func.params))
         self.home.update(zip(func.params, params, strict=True))
         for op in func.body.ops:
@@ -158,9 +159,16 @@ class _Narrower:
         return self.versions[key]
 
 
-def _factors(ops: Iterable[Op]) -> set[Value]:
-    """Return what products among the ops read."""
-    return {v for op in ops if facts_of(op.name).precision is Precision.NARROW for v in op.operands}
+def _stored(ops: Iterable[Op]) -> set[Value]:
+    """Return what products and windows among the ops read: each element several times, so that it is stored."""
+    return {v for op in ops if _reads_again(op) for v in op.operands}
+
+
+def _reads_again(op: Op) -> bool:
+    facts = facts_of(op.name)
+    if facts.precision is Precision.NARROW:
+        return True
+    return facts.precision is Precision.FOLLOWS and facts.elements is Elements.SLIDES
 
 
 def _sums(func: Func) -> set[Op]:
