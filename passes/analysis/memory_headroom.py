@@ -113,8 +113,12 @@ def _name(call: Op) -> str:
 def overwritten_operands(call: Op, kernel: Func, joined: Collection[Value] = ()) -> list[Value]:
     """The operands whose place a result may take: as large, and read where the same point is written.
 
-    joined: values that are pieces of joined arrays, whose place is there.
+    joined: values that are pieces of joined arrays, whose place is there. Maps with results of several shapes
+    have blocks for each, which run in any order: they overwrite nothing.
     """
+    maps = all(op.name == "tensor.map" for op in kernel.body.ops[:-1])
+    if maps and len({r.tensor.shape for r in call.results}) > 1:
+        return []
     sizes = {r.tensor.nbytes for r in call.results if r not in joined}
     return [
         v

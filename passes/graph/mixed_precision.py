@@ -160,7 +160,7 @@ class _Narrower:
 
 
 def _stored(ops: Iterable[Op]) -> set[Value]:
-    """Return what products and windows among the ops read: each element several times, so that it is stored."""
+    """Return what products and windows among the ops read, each element several times."""
     return {v for op in ops if _reads_again(op) for v in op.operands}
 
 

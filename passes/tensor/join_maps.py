@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
@@ -109,7 +109,7 @@ class _Search:
         for group in sorted(self._groups(first), key=lambda g: -len(g.members)):
             calls = [self.calls[i] for i in group.members]
             order = self._order(group)
-            if self.steps.peak_bytes(order) <= self.most_bytes and self._replace(group, calls, order):
+            if self._peak_bytes(group, order) <= self.most_bytes and self._replace(calls, order):
                 return True
         return False
 
@@ -157,7 +157,16 @@ class _Search:
         front = [i for i in range(group.at) if i not in own]
         return [*front, *group.members, *(i for i in range(group.at, len(self.calls)) if i not in own)]
 
-    def _replace(self, group: _Group, calls: Sequence[Op], order: Sequence[int]) -> bool:
+    def _peak_bytes(self, group: _Group, order: Sequence[int]) -> int:
+        """The most that is alive at once where one step touches what these do; it overwrites none of it."""
+        touches, overwrites = list(self.steps.touches), list(self.steps.overwrites)
+        all_touched = dict.fromkeys(v for i in group.members for v in touches[i])
+        for i in group.members:
+            touches[i], overwrites[i] = (), ()
+        touches[group.members[0]] = tuple(all_touched)
+        return replace(self.steps, touches=touches, overwrites=overwrites).peak_bytes(order)
+
+    def _replace(self, calls: Sequence[Op], order: Sequence[int]) -> bool:
         """Put one call in the place of several that follow each other in an order; False if it is slower."""
         kernels = {f.name: f for f in self.current.funcs if f.name != "main"}
         if reshapes_filled(calls, kernels):
