@@ -501,6 +501,7 @@ static inline void tw_prefetch_map(const tw_tensor_map&) {}
 static inline unsigned int tw_cluster_rank() { return tw_rank(); }
 static inline void tw_cluster_barrier() { tw_barrier_of_cluster(-100); }
 static inline void tw_give_to_block(float value, float* place, int rank) { *(float*)tw_in_block(place, rank) = value; }
+static inline void tw_share_with_block(const void* place, int rank) { __builtin_memcpy(tw_in_block(place, rank), place, 16); }
 template <int lanes, int blocks, class T>
 static inline void tw_sum_over_blocks(T* sums, const T* place) {
     for (int i = 0; i < lanes; ++i) {

@@ -10,7 +10,7 @@ from tilewright.codegen.emit.memory import guarded
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op
 from tilewright.ir.thread.channel_ops import REUSE
-from tilewright.ir.thread.cluster_ops import GIVE, SUM
+from tilewright.ir.thread.cluster_ops import GIVE, SHARE, SUM
 from tilewright.ir.thread.role_ops import MEET
 from tilewright.ir.thread.tensor_maps import cluster_of
 
@@ -40,14 +40,27 @@ def _sum(e: Emission, op: Op) -> None:
 
 @emitter(GIVE, writes=(1,))
 def _give(e: Emission, op: Op) -> None:
+    value, target = op.operands
+    place = f"&{e.element(e.buffer(target), op.exprs('at'))}"
+    _call(e, op, "give_to_block", e.value(value).parts[0], place)
+
+
+@emitter(SHARE, writes=(0,))
+def _share(e: Emission, op: Op) -> None:
+    buffer, at, lanes = e.buffer(op.operands[0]), op.exprs("at"), op.integer("lanes")
+    if e.alignment(buffer, at, lanes) < lanes:
+        raise UnsupportedError(f"{op.name}: expected {lanes} aligned neighbours", where=op.loc)
+    _call(e, op, "share_with_block", f"&{e.element(buffer, at)}")
+
+
+def _call(e: Emission, op: Op, function: str, *arguments: str) -> None:
+    """Call a function for the block that the op names, where its mask holds."""
     cuda_roles(e, op)
     head = guarded(e, op)
     if head is None:
         return
-    value, target = op.operands
     rank = e.index.render(op.expr("rank"), e.ranges)
-    place = e.element(e.buffer(target), op.exprs("at"))
-    call = f"{e.need('give_to_block')}({e.value(value).parts[0]}, &{place}, {rank});"
+    call = f"{e.need(function)}({', '.join((*arguments, rank))});"
     if head:
         with e.braces(head):
             e.line(call)

@@ -71,6 +71,22 @@ FN void NAME(float value, float* place, int rank) {
     "cuda",
     emulated=True,
 )
+helper(
+    "share_with_block",
+    """
+FN void NAME(const void* place, int rank) {
+    const $u32 here = ($u32)__cvta_generic_to_shared(place);
+    $u32 there, a, b, c, d;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(here) : "memory");
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(there), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+""",
+    "cuda",
+    emulated=True,
+)
 # The same places of the shared memories of a cluster's blocks, added in the order of ranks. All are under way
 # before the first is added.
 for _lanes, _form in ((1, ""), (2, ".v2"), (4, ".v4")):

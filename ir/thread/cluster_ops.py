@@ -13,16 +13,18 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.nodes import Func, Op, walk
 from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
 from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.ops import MASK, buffer, element
 from tilewright.ir.thread.role_ops import MEET, ROLE, roles_of
 from tilewright.ir.thread.tensor_maps import cluster_of
-from tilewright.ir.types import ScalarType, TensorType, Type
+from tilewright.ir.types import ScalarType, TensorType, Type, itemsize
 
 SUM = "thread.sum_of_cluster"
 GIVE = "thread.give_to_block"
+SHARE = "thread.share_with_block"
 #: neighbours along the last dimension that one op adds
 SUM_LANES = (1, 2, 4)
 #: dtypes of sums
@@ -85,6 +87,30 @@ define(
 )
 
 
+def _infer_share(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
+    tile, lanes = element(types[0], attrs["at"], "shared"), attrs["lanes"]
+    if lanes * itemsize(tile.dtype) != VECTOR_BYTES:
+        raise InputError(f"expected {VECTOR_BYTES} bytes of {tile}, got {lanes} elements")
+    return []
+
+
+define(
+    SHARE,
+    ("buffer",),
+    "Write `lanes` neighbours of a buffer in shared memory (16 bytes), as this block has them, to the same "
+    "place in the shared memory of a block of the cluster. They may be read there when the blocks have met.",
+    attrs={
+        "at": AttrDef("exprs", doc="index of the first element, the same in all blocks"),
+        "lanes": AttrDef("int"),
+        "rank": AttrDef("expr", doc="the block's number in the cluster"),
+        "mask": MASK,
+    },
+    results=0,
+    infer=_infer_share,
+    effects=frozenset({"read", "write"}),
+)
+
+
 def _verify_reuse(op: Op) -> Sequence[str]:
     t = op.result.type
     if not isinstance(t, TensorType) or t.space != "shared":
@@ -108,7 +134,7 @@ define(
 
 def cluster_faults(func: Func) -> Iterator[tuple[int, str]]:
     """Faults in where blocks of a cluster meet, as (index of the op in the kernel's body, clause)."""
-    used = {op.name for op in walk(func.body)} & {MEET, SUM, GIVE}
+    used = {op.name for op in walk(func.body)} & {MEET, SUM, GIVE, SHARE}
     if not used:
         return
     first = next(i for i, op in enumerate(func.body.ops) if {o.name for o in _with_inner(op)} & used)

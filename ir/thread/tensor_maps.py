@@ -43,8 +43,8 @@ MAPS, CLUSTER = "maps", "cluster"
 MAP = "map"
 #: the symbol of a block's number in its cluster
 RANK = "rank"
-#: blocks of a cluster that every device with clusters runs
-MAX_CLUSTER = 8
+#: blocks of a cluster, at most: an H100 runs 16, every device with clusters 8
+MAX_CLUSTER = 16
 _WINDOW_KEYS = ("lower", "upper", "channels", "pixels")
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tilewright.costmodel import CpuHardware, load_hardware
+from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Attr, Block, Func, InputError, Level, Module, Op, Pairs, Ref, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.resident.choice import choose_resident
+from tilewright.passes.kernels.resident_tiles.choice import choose_resident_tiles
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
-from tilewright.passes.tensor.chains.recurrences import Recurrence, recurrences
+from tilewright.passes.tensor.chains.recurrences import Recurrence, parts_of, recurrences
 
 #: the kernel is taken where its estimate is below this share of those of its steps
 CLEARLY = 0.9
 WHEN = ("auto", "always", "never")
+#: products of a batch, at most, whose steps one kernel's text has
+MOST_PRODUCTS = 16
 #: the attribute of @main with the recurrences that were found
 RECURRENCES = "recurrences"
 
@@ -52,27 +55,60 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
         for calls in dict.fromkeys((found.calls, found.inner)):
             if reshapes_filled(calls, kernels):
                 continue
-            kernel, arguments, returned = joined(calls, kernels, module.main)
-            chosen = choose_resident(kernel, hardware)
+            chosen = _chosen(found, calls, module, kernels, hardware)
             if isinstance(chosen, str):
                 reason = chosen
                 continue
+            seconds = sum(estimate_of(p.kernel) for p in chosen)
             separate = sum(alone_s(kernels[callee_of(c)], ctx, hardware) for c in calls)
-            if when == "always" or estimate_of(chosen) < CLEARLY * separate:
-                chosen = replace(chosen, name=numbered(chosen.name, {f.name for f in module.funcs}))
-                module = _replaced(module, calls, chosen, arguments, returned)
-                seconds = {"estimate_s": estimate_of(chosen), "separate_s": separate}
-                facts.append(Pairs.of({**_head(found), "kernel": chosen.name, **seconds}))
+            if when == "always" or seconds < CLEARLY * separate:
+                for part in chosen:
+                    name = numbered(part.kernel.name, {f.name for f in module.funcs})
+                    module = _replaced(module, replace(part, kernel=replace(part.kernel, name=name)))
+                    said = {"estimate_s": estimate_of(part.kernel), "separate_s": separate}
+                    facts.append(Pairs.of({**_head(found, part.calls), "kernel": name, **said}))
                 break
-            reason = f"{1e6 * estimate_of(chosen):.1f} us are estimated, and {1e6 * separate:.1f} apart"
+            reason = f"{1e6 * seconds:.1f} us are estimated, and {1e6 * separate:.1f} apart"
         else:
-            facts.append(Pairs.of({**_head(found), "reason": reason}))
+            facts.append(Pairs.of({**_head(found, found.calls), "reason": reason}))
 
 
-def _head(found: Recurrence) -> dict[str, Attr]:
-    """What is said of every recurrence: its products, its calls, and where it begins."""
-    first = str(found.products[0].loc or "")
-    return {"products": len(found.products), "calls": len(found.calls), "first": first}
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Calls that become one kernel, with its arguments and results in @main."""
+
+    calls: Sequence[Op]
+    kernel: Func
+    arguments: Sequence[Value]
+    returned: Sequence[Value]
+
+
+def _chosen(
+    found: Recurrence, calls: Sequence[Op], module: Module, kernels: dict[str, Func], hardware: Hardware
+) -> list[_Part] | str:
+    """The kernels that calls of a recurrence become, or why they become none.
+
+    One for all where registers keep each unit's weights, or several, in turn, for rows of a batch on tensor
+    cores.
+    """
+    kernel, arguments, returned = joined(calls, kernels, module.main)
+    whole = choose_resident(kernel, hardware)
+    if not isinstance(whole, str):
+        return [_Part(calls, whole, arguments, returned)]
+    chosen = []
+    for part in parts_of(found, calls, module.main, MOST_PRODUCTS):
+        kernel, arguments, returned = joined(part, kernels, module.main)
+        tiles = choose_resident_tiles(kernel, hardware)
+        if isinstance(tiles, str):
+            return f"{whole}; on tensor cores: {tiles}"
+        chosen.append(_Part(part, tiles, arguments, returned))
+    return chosen
+
+
+def _head(found: Recurrence, calls: Sequence[Op]) -> dict[str, Attr]:
+    """What is said of a recurrence, or of a part: its products, its calls, and where it begins."""
+    products = [p for p in found.products if p in set(calls)]
+    return {"products": len(products), "calls": len(calls), "first": str(found.products[0].loc or "")}
 
 
 def _with_facts(module: Module, facts: Sequence[Pairs]) -> Module:
@@ -103,12 +139,11 @@ def joined(
     return kernel, tuple(arguments), tuple(returned)
 
 
-def _replaced(
-    module: Module, calls: Sequence[Op], kernel: Func, arguments: Sequence[Value], returned: Sequence[Value]
-) -> Module:
+def _replaced(module: Module, part: _Part) -> Module:
     """The module with one call in place of all; what reads its results comes after it."""
+    calls, kernel = part.calls, part.kernel
     inside, attrs = set(calls), (("callee", Ref(kernel.name)),)
-    call = Op("tensor.call", tuple(arguments), attrs, tuple(returned), None, calls[-1].loc)
+    call = Op("tensor.call", tuple(part.arguments), attrs, tuple(part.returned), None, calls[-1].loc)
     waiting = {r for c in calls for r in c.results}
     first: list[Op] = []
     later: list[Op] = []

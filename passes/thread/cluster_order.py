@@ -10,10 +10,10 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.simplify import Ranges
 from tilewright.ir.thread.channel_ops import CONSUMER_OPS, ITEM_OPS, REUSE, channels_of
-from tilewright.ir.thread.cluster_ops import GIVE, SUM
+from tilewright.ir.thread.cluster_ops import GIVE, SHARE, SUM
 from tilewright.ir.thread.role_ops import MEET, roles_of
 from tilewright.passes.thread.scopes import body_ranges, launch_ranges
-from tilewright.passes.thread.shared_accesses import accesses
+from tilewright.passes.thread.shared_accesses import Access, accesses
 
 
 def check_clusters(func: Func) -> None:
@@ -54,6 +54,7 @@ def _check_given(func: Func) -> None:
     - What others wrote is read when all have met since, and written over when all have met after they read.
     """
     given = {op.operands[1] for op in walk(func.body) if op.name == GIVE}
+    given |= {op.operands[0] for op in walk(func.body) if op.name == SHARE}
     if not given:
         return
     ranges, begun = launch_ranges(func), False
@@ -65,7 +66,10 @@ def _check_given(func: Func) -> None:
             written.clear()
             read.clear()
             continue
-        touched = [a for a in accesses(op, ranges) if a.buffer in given]
+        shared = {o.operands[0] for o in _inside(op) if o.name == SHARE}
+        # what a block shares it has written itself, for which a barrier of its own serves
+        touched = [a for a in accesses(op, ranges) if a.buffer in given - shared]
+        touched += [Access(v, True, None, 1, (), ranges) for v in shared]
         for a in touched:
             if a.write and not begun:
                 raise InputError(

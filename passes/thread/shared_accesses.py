@@ -29,6 +29,7 @@ _READS: dict[str, tuple[int, str | None]] = {
     "thread.split_shared": (0, "at"),
     "thread.sum_of_cluster": (0, None),
     "thread.turn_shared": (0, "src"),
+    "thread.share_with_block": (0, "at"),  # the block's own; what it writes is other blocks'
 }
 _WRITES: dict[str, tuple[int, str | None]] = {
     "thread.store": (1, "at"),

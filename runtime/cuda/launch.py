@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tilewright.runtime.cuda.communication import CommunicationLaunch, CudaCommunications
@@ -16,6 +17,8 @@ from tilewright.runtime.libraries.provider import PreparedCall
 from tilewright.runtime.plan.execution_plan import NO_CLUSTER, ExecutionPlan, Launch, describe_launch
 
 SHARED_BYTES_WITHOUT_OPT_IN = 48 << 10
+#: blocks of a cluster that every device with clusters runs; others ask for more
+PORTABLE_CLUSTER = 8
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,12 @@ def _check_cluster(context: Context, prepared: PreparedLaunch) -> None:
             f"{prepared.doing} asks for clusters of {tuple(prepared.launch.cluster)} blocks; "
             f"the kernel runs in clusters of {own}"
         )
+    if prod(own) > PORTABLE_CLUSTER:
+        context.call(
+            "cuFuncSetAttribute", prepared.function,
+            kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1,
+            doing=f"{prepared.doing} asks for a cluster of {prod(own)} blocks",
+        )  # fmt: skip
 
 
 def _opt_in_to_shared_memory(context: Context, launches: Sequence[PreparedLaunch]) -> None:

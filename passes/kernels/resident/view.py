@@ -16,10 +16,12 @@ from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.tensor.ops import dims, fills, reads
 
-#: the index of a unit, and the index along the sum of a product
-UNIT, ALONG = "unit", "along"
+#: the index of a unit, that along the sum of a product, and the row of a batch where one stands for all
+UNIT, ALONG, ROW = "unit", "along", "row"
 #: elements of an array that a unit may own, and elements of a product that it may need
 MOST_OWNED, MOST_SUMS = 16, 32
+#: names of dtypes in sentences
+FULL_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 Index = tuple[Expr, ...]
 #: an element of an array, by an index that may contain the unit
@@ -85,11 +87,17 @@ class ResidentView:
         return tuple(rows)
 
 
-def owned(v: Value, units: int) -> tuple[Index, ...]:
-    """The elements of an array that a unit owns; none where they cannot be told."""
+def owned(v: Value, units: int, rows: int = 0) -> tuple[Index, ...]:
+    """The elements of an array that a unit owns; none where they cannot be told.
+
+    rows: of a batch that arrays [rows, ...] have, where the elements of one row, `ROW`, stand for all.
+    """
     shape = v.tensor.shape
     if not shape or shape[-1] % units:
         return ()
+    if rows:
+        parts = range(shape[-1] // units if shape[:-1] == (rows,) else 0)
+        return tuple((Sym(ROW), part * units + Sym(UNIT)) for part in parts)
     outer = product(*(range(n) for n in shape[:-1]))
     return tuple((*at, part * units + Sym(UNIT)) for at in outer for part in range(shape[-1] // units))
 
@@ -102,7 +110,7 @@ def resident_view(kernel: Func) -> ResidentView | str:
         return f"it has {', '.join(sorted(unfit))} beside products and maps"
     contracts = [op for op in ops if op.name == "tensor.contract"]
     made = {r for op in ops for r in op.results}
-    vectors = [(op, _vector_of(op, kernel.params)) for op in contracts]
+    vectors = [(op, vector_of(op, kernel.params)) for op in contracts]
     for _, n in vectors:
         if isinstance(n, str):
             return n
@@ -117,7 +125,7 @@ def resident_view(kernel: Func) -> ResidentView | str:
             return f"{v.type} is no array of at most {MOST_OWNED} elements for each of {units} units"
         if v.tensor.dtype != "f32":
             return f"{v.type} is exchanged or given back, where float32 is expected"
-    walk = _Walk(kernel, units)
+    walk = Walk(kernel, units)
     stages: list[tuple[Value, tuple[Index, ...]]] = [(v, owned(v, units)) for v in (*kept, *returned)]
     for v, elements in stages:
         for at in elements:
@@ -127,13 +135,17 @@ def resident_view(kernel: Func) -> ResidentView | str:
     return walk.view([(op, n) for op, n in vectors if isinstance(n, int)], kept, returned)
 
 
-def _vector_of(op: Op, params: Sequence[Value]) -> int | str:
-    """The position of the vector among a product's operands; the other one, a parameter, has the rows."""
+def vector_of(op: Op, params: Sequence[Value], dtypes: Sequence[str] = ("f32",)) -> int | str:
+    """The position of the vector among a product's operands; the other one, a parameter, has the rows.
+
+    dtypes: those that both factors may have; sums are float32. A clause where it is no such product.
+    """
     par, red = dims(op, "par"), dims(op, "red")
     if len(red) != 1:
         return "a product sums over several dimensions"
-    if any(v.tensor.dtype != "f32" for v in (*op.operands, *op.results)):
-        return "a product is not of float32"
+    kinds = {v.tensor.dtype for v in op.operands}
+    if len(kinds) > 1 or not kinds <= set(dtypes) or op.result.tensor.dtype != "f32":
+        return f"a product is not of {' or '.join(FULL_NAMES.get(d, d) for d in dtypes)}"
     (along,) = red
     if any(not any(along in symbols(e) for e in at) for at in reads(op)):
         return "an operand of a product does not vary along the sum"
@@ -149,12 +161,15 @@ def _vector_of(op: Op, params: Sequence[Value]) -> int | str:
     return vector
 
 
-class _Walk:
-    """Follows elements, each once, to those of products and parameters."""
+class Walk:
+    """Follows elements, each once, to those of products and parameters.
 
-    def __init__(self, kernel: Func, units: int) -> None:
-        self.kernel, self.units = kernel, units
-        self.ranges = {UNIT: (0, units - 1)}
+    rows: as of `owned`.
+    """
+
+    def __init__(self, kernel: Func, units: int, rows: int = 0) -> None:
+        self.kernel, self.units, self.rows = kernel, units, rows
+        self.ranges = {UNIT: (0, units - 1)} | ({ROW: (0, rows - 1)} if rows else {})
         self.producers = {r: op for op in kernel.body.ops for r in op.results}
         #: per element, the number of products before it
         self.after: dict[Element, int] = {}
@@ -165,6 +180,8 @@ class _Walk:
         #: per element that needs no product, the elements of parameters that it is computed from
         self.early: dict[Element, tuple[Element, ...]] = {}
         self.applied = 0
+        #: the scalar ops that are applied for a unit
+        self.operations: list[str] = []
 
     def follow(self, v: Value, at: Index) -> str:
         """Note what an element needs; one clause where it needs what no unit can have."""
@@ -195,6 +212,7 @@ class _Walk:
         operands = list(map_operands(op, at, self.ranges))
         assert op.body is not None
         self.applied += len(op.body.ops) - 1
+        self.operations += [o.name for o in op.body.ops[:-1]]
         before = [self._after(u, place) for u, place in operands]
         last = max(before, default=0)
         # What needs no product is read where something that needs one first asks for it.
@@ -232,7 +250,10 @@ class _Walk:
         read: list[list[Element]] = [[] for _ in range(len(products) + 1)]
         for element, place in self.first_read.items():
             read[place].append(element)
-        ready = [(v, max(self.after[v, self._simple(at)] for at in owned(v, self.units))) for v in returned]
+        ready = [
+            (v, max(self.after[v, self._simple(at)] for at in owned(v, self.units, self.rows)))
+            for v in returned
+        ]
         for p in products:
             if p.state in kept and self._made(p.state) > self.places[p.op]:
                 return "a product reads what a later one gives"
@@ -244,7 +265,7 @@ class _Walk:
         return tuple(simplify(e, self.ranges) for e in at)
 
     def _made(self, v: Value) -> int:
-        return max(self.after[v, self._simple(at)] for at in owned(v, self.units))
+        return max(self.after[v, self._simple(at)] for at in owned(v, self.units, self.rows))
 
 
 class _Unfit(Exception):

@@ -35,6 +35,47 @@ def recurrences(main: Func, kernels: Mapping[str, Func]) -> Iterator[Recurrence]
     yield from _Search(main.body.ops, kernels).all()
 
 
+def parts_of(found: Recurrence, calls: Sequence[Op], main: Func, most: int) -> tuple[tuple[Op, ...], ...]:
+    """Calls of a recurrence as parts in turn, of at most so many products one behind the other.
+
+    Another part begins where calls outside may go on with what the steps so far gave, while later steps run:
+    a layer above that takes some steps at a time. Calls that only later ones than the last step lead to, as
+    those of a backward pass, are none of them. No cut leaves a part fewer products than a recurrence has.
+    """
+    products = set(found.products)
+    depth: dict[Value, int] = {}
+    depth_of: dict[Op, int] = {}
+    for op in calls:
+        depth_of[op] = max((depth.get(v, 0) for v in op.operands), default=0) + (op in products)
+        depth.update((r, depth_of[op]) for r in op.results)
+    last, inside = max(depth_of.values()), set(calls)
+    behind = {v for v, d in depth.items() if d == last}
+    cuts: set[int] = set()
+    for op in main.body.ops:
+        read = [v for v in op.operands if v in depth]
+        if op in inside:
+            continue
+        if any(v in behind for v in op.operands):
+            behind.update(op.results)
+        elif read:
+            cuts.add(max(depth[v] for v in read))
+    first, number = min(depth_of.values()), 0
+    ends: list[int] = []
+    for end in sorted(cuts):
+        if end - (ends[-1] if ends else first) >= FEWEST and last - end >= FEWEST:
+            ends.append(end)
+    ends.append(last)
+    part_of: dict[int, int] = {}
+    for end in ends:
+        for d in range(first, end + 1):
+            part_of[d] = number + (d - first) // most
+        number, first = part_of[end] + 1, end + 1
+    parts: dict[int, list[Op]] = {}
+    for op in calls:
+        parts.setdefault(part_of[depth_of[op]], []).append(op)
+    return tuple(tuple(parts[n]) for n in sorted(parts))
+
+
 class _Search:
     def __init__(self, ops: Sequence[Op], kernels: Mapping[str, Func]) -> None:
         self.ops = ops

@@ -70,7 +70,7 @@ def test_a_map_that_rounds_float32_to_tf32():
         (f"maps = [{IM2COL.replace('offset: 16', 'offset: 8')}], ", "an offset that is a multiple of 16"),
         ("maps = [3], ", "expected maps to list maps"),
         ("cluster = [3, 1, 1], ", "expected a grid of whole clusters of [3, 1, 1] blocks, got [4, 1, 1]"),
-        ("cluster = [4, 4, 1], ", "expected a cluster of at most 8 blocks"),
+        ("cluster = [8, 4, 1], ", "expected a cluster of at most 16 blocks"),
         ("cluster = [2, 1], ", "expected cluster = [x, y, z] blocks"),
     ],
 )  # fmt: skip
