@@ -125,14 +125,12 @@ def test_a_unit_needs_a_column_of_each_gate():
     ("precision", "batch", "reason"),
     [
         ("fp32", 32, "a product is not of bfloat16 or float16"),
-        ("bf16", 8, r"the state bf16\[8, 32\] is no matrix of whole tiles of 16 x 16 in every step"),
+        ("bf16", 8, "the state bf16[8, 32] is no matrix of whole tiles of 16 x 16 in every step"),
     ],
 )
 def test_what_tensor_cores_cannot_take_is_refused(precision, batch, reason):
     kernel = steps(precision, width=32, steps=4, batch=batch)
-    refusal = choose_resident_tiles(kernel, H200)
-    assert isinstance(refusal, str)
-    assert refusal == reason.replace("\\", "")
+    assert choose_resident_tiles(kernel, H200) == reason
 
 
 def test_parameters_that_divide_nothing_are_refused():
