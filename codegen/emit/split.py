@@ -8,7 +8,7 @@ from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.nodes import Op
-from tilewright.ir.thread.split_ops import GROUP
+from tilewright.ir.thread.split_ops import GROUP, place_of_piece
 
 #: per register of a tile of pieces, the tile of float32 and the two of its registers that it holds
 _PAIRS: dict[tuple[int, ...], tuple[tuple[int, int, int], ...]] = {
@@ -37,10 +37,10 @@ def _split_shared(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     tile, pieces = (e.buffer(v) for v in op.operands)
     at, to = op.exprs("at"), op.exprs("dst")
-    if e.alignment(tile, at, 4) < 4 or e.alignment(pieces, (0, *to), GROUP) < GROUP:
+    if e.alignment(tile, at, 4) < 4 or e.alignment(pieces, place_of_piece(to, 0), GROUP) < GROUP:
         raise UnsupportedError("thread.split_shared: expected aligned vectors", where=op.loc)
     sources = ", ".join(f"&{e.element(tile, (*at[:-1], at[-1] + 4 * i))}" for i in range(2))
-    targets = ", ".join(f"&{e.element(pieces, (p, *to))}" for p in range(PIECES))
+    targets = ", ".join(f"&{e.element(pieces, place_of_piece(to, p))}" for p in range(PIECES))
     e.line(f"{e.need('split_vector')}({sources}, {targets});")
 
 

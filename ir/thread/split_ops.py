@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.expr import Expr
 from tilewright.ir.float_pieces import PIECES
-from tilewright.ir.opdef import AttrDef, Attrs, define
+from tilewright.ir.opdef import AttrDef, Attrs, Transport, define
 from tilewright.ir.thread.ops import buffer
 from tilewright.ir.types import ScalarType, TensorType, Type
 
@@ -53,25 +54,33 @@ define(
 
 def _infer_split_shared(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
     tile, pieces = (buffer(t, "shared") for t in types)
-    if tile.dtype != "f32" or pieces.dtype != "bf16" or pieces.rank != 3 or pieces.shape[0] != PIECES:
-        raise InputError(f"expected f32 and bf16[{PIECES}, rows, columns] in shared, got {tile} and {pieces}")
-    if len(attrs["at"]) != tile.rank or len(attrs["dst"]) != 2:
-        raise InputError(f"expected an index of {tile} and a row and a column of {pieces}")
+    if tile.dtype != "f32" or pieces.dtype != "bf16" or pieces.rank < 3 or pieces.shape[-3] != PIECES:
+        raise InputError(
+            f"expected f32 and bf16[..., {PIECES}, rows, columns] in shared, got {tile} and {pieces}"
+        )
+    if len(attrs["at"]) != tile.rank or len(attrs["dst"]) != pieces.rank - 1:
+        raise InputError(f"expected an index of {tile} and one of {pieces} without its piece")
     return []
+
+
+def place_of_piece(dst: Sequence[Expr], piece: int) -> tuple[Expr, ...]:
+    """Return where a piece is whose `dst` names no piece: that stands before row and column."""
+    return (*dst[:-2], piece, *dst[-2:])
 
 
 define(
     "thread.split_shared",
     ("tile", "pieces"),
     f"Split {GROUP} neighbours of a tile, times 2 ** 16, into their three pieces, the largest first: "
-    "pieces[p, dst]. They are in the order 0 4 1 5 2 6 3 7.",
+    "pieces[..., p, row, column]. They are in the order 0 4 1 5 2 6 3 7.",
     attrs={
         "at": AttrDef("exprs", doc="index of the first element"),
-        "dst": AttrDef("exprs", doc="row and column of the first piece"),
+        "dst": AttrDef("exprs", doc="the slot if there are such, row and column of the first piece"),
     },
     results=0,
     infer=_infer_split_shared,
     effects=frozenset({"read", "write"}),
+    transport=Transport(1, "stores"),
 )
 
 

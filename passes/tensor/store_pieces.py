@@ -39,8 +39,8 @@ from tilewright.passes.rewriting.values import copied_ops, needed
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name
 
 #: kernels with stored pieces, those that store them included, must be estimated to take at most this share of
-#: what they take without
-GAIN = 0.9
+#: what they take without; both ways are kernels by roles where products are large (docs/adr/0074)
+GAIN = 0.98
 #: ops of a kernel that may write pieces of its result beside it
 _WRITERS = frozenset({"tensor.map", "tensor.contract", "tensor.reduce"})
 

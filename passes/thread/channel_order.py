@@ -284,7 +284,8 @@ class _Walk:
         if op.name == "thread.warpgroup_mma":
             return "a_at" if op.operands[0] is buffer else "b_at"
         if op.get("dst") is not None:
-            return "dst" if op.operands[1] is buffer else "src"
+            source = "src" if op.get("src") is not None else "at"
+            return "dst" if op.operands[1] is buffer else source
         return "src" if op.name.startswith("thread.store_tile") else "at"
 
 

@@ -14,7 +14,7 @@ from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
-from tilewright.ir.thread.split_ops import GROUP
+from tilewright.ir.thread.split_ops import GROUP, place_of_piece
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType
@@ -121,7 +121,7 @@ def own_accesses(op: Op, ranges: Ranges, mask: Mask = ()) -> Iterator[Access]:
             yield _of_warps(buffer, op, mask, ranges)
         elif op.name == "thread.split_shared":
             assert at is not None
-            for place in ((p, *at) for p in range(PIECES)) if write else (at,):
+            for place in [place_of_piece(at, p) for p in range(PIECES)] if write else [at]:
                 yield Access(buffer, write, place, GROUP, mask, ranges)
         elif op.name in ("thread.copy_async", "thread.round_shared"):
             group = -1 if op.name == "thread.copy_async" else None

@@ -28,6 +28,7 @@ from tilewright.passes.kernels.matrix.space import (
     in_whole_waves,
     matrix_space,
     rounds_first,
+    splits_on_the_way,
     takes_roles,
     turns_second,
 )
@@ -40,6 +41,8 @@ ROLES_GAIN = 0.98
 #: of TF32 factors, whose kernels without roles took 1.4 to 2.8 times their estimate on an H200 where
 #: arithmetic decides, while those with roles took 0.85 to 1.15 times theirs
 TF32_ROLES_GAIN = 1.05
+#: of roles of which one splits float32 factors, until they are measured
+SPLIT_ROLES_GAIN = 0.9
 #: the same of blocks that share sums, and of tiles whose number comes out in whole waves
 SHARING_GAIN, WAVES_GAIN = 0.9, 0.9
 
@@ -67,7 +70,7 @@ def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, 
     shared, waves = space.parts > 1, in_whole_waves(problem, space)
     known = order[~(shared | waves)[order]]
     rounds = rounds_first(problem) and not problem.split
-    gain = TF32_ROLES_GAIN if rounds else ROLES_GAIN
+    gain = TF32_ROLES_GAIN if rounds else SPLIT_ROLES_GAIN if splits_on_the_way(problem) else ROLES_GAIN
     best = own = _best_known(space, estimates, known, gain) if len(known) else int(order[0])
     waves_gain = TF32_ROLES_GAIN if rounds and not space.by_roles[own] else WAVES_GAIN
     for unmeasured, share in ((waves & ~shared, waves_gain), (shared, SHARING_GAIN)):

@@ -19,7 +19,7 @@ from tilewright.ir.hardware_facts import (
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import TURNED_WORDS
 from tilewright.passes.kernels.matrix.bound import tensor_fma
-from tilewright.passes.kernels.matrix.parameters import TURNED_SLOTS
+from tilewright.passes.kernels.matrix.parameters import SPLIT_SLOTS, TURNED_SLOTS
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     MatrixSpace,
@@ -35,6 +35,7 @@ from tilewright.passes.kernels.matrix.space import (
     shared_bytes,
     shared_rows,
     slots_of_columns,
+    splits_on_the_way,
     tiles_of,
     two_at_a_time,
 )
@@ -59,8 +60,8 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
     busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
     busy_clk = busy_clk + np.where(space.parts > 1, fit.cluster_start_clk * space.parts, 0.0)
-    splits_in_loop = problem.split and not problem.stored
-    busy_s = busy_clk / (hardware.clock_hz * (fit.split_share if splits_in_loop else 1.0))
+    splits_in_loop = splits_on_the_way(problem) & ~space.by_roles
+    busy_s = busy_clk / (hardware.clock_hz * np.where(splits_in_loop, fit.split_share, 1.0))
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     # Copies of blocks by roles are always on their way; but results, and what they are computed from besides,
     # wait for memory as far as the L2 does not hold it, whichever of several blocks writes them.
@@ -142,6 +143,7 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     copy = fit.fetch_clk + memory + fit.role_queue_share * load * fetch
     around = (copy + multiply) / space.stages
     around = np.maximum(around, _turned_clk(problem, space, hardware, copy, multiply))
+    around = np.maximum(around, _split_clk(problem, space, hardware, copy, multiply))
     late = 1.0 + fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     shared_cycle = np.maximum.reduce([multiply * late, port, fetch])
     cycle = np.maximum(shared_cycle, around) + fit.exposed_share * fetch
@@ -185,6 +187,27 @@ def _turned_clk(
     turn = fit.turn_clk + fit.turn_step_clk * np.ceil(words / TURNED_WORDS**2)
     columns = (copy + turn) / slots_of_columns(space)
     found = np.maximum.reduce([turn, columns, (turn + multiply) / TURNED_SLOTS])
+    return np.asarray(np.where(space.turners > 0, found, 0.0))
+
+
+def _split_clk(
+    problem: MatrixProblem,
+    space: MatrixSpace,
+    hardware: GpuHardware,
+    copy: FloatArray,
+    multiply: FloatArray,
+) -> FloatArray:
+    """Cycles of a chunk by the way around the slots of factors that a role splits; 0 without such a role.
+
+    A slot waits for its copy and is split; one of pieces is split and multiplied. A scheduler issues for one
+    warp of the role, whose instructions depend on one another by vectors.
+    """
+    if not splits_on_the_way(problem):
+        return np.zeros(len(space))
+    fit = hardware.matrix
+    elements = (space.m + space.n) * space.k / np.maximum(WARP * space.turners, 1)
+    split = fit.turn_clk + fit.split_instructions * elements
+    found = np.maximum.reduce([split, (copy + split) / space.stages, (split + multiply) / SPLIT_SLOTS])
     return np.asarray(np.where(space.turners > 0, found, 0.0))
 
 

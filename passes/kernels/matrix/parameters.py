@@ -27,6 +27,8 @@ MOST_PARTS = 8
 #: warps that turn the second factor, and registers of their threads; slots of what they have turned, and of
 #: what they turn at least
 ROLE_TURNERS, TURNER_REGISTERS, TURNED_SLOTS, LEAST_COLUMN_SLOTS = 4, 72, 2, 2
+#: slots of pieces that a role has split
+SPLIT_SLOTS = 2
 #: columns of sums that a warp by roles brings into rows at a time, and the same where tiles are no multiple
 PIECE_COLUMNS, LONG_COLUMNS = 32, 48
 #: words added to each row of these, by whether they are transposed: no bank conflicts
@@ -67,8 +69,8 @@ class MatrixParameters(AttrRecord):
     each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
     multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
     multiprocessor, among which its registers are divided. exchanged: the contraction's second operand is the
-    first factor, and its columns are the rows. turners: warps of a role that turns the second factor, of 32
-    bits in columns of the channel, to rows.
+    first factor, and its columns are the rows. turners: warps of a role that changes factors on their
+    way: it turns the second one, of 32 bits in columns of the channel, to rows, or splits both.
     """
 
     block: MatrixTile
@@ -195,17 +197,29 @@ class MatrixParameters(AttrRecord):
         if columns and self.transport != ENGINE:
             raise InputError("expected the copy engine for TF32 factors in columns of the channel")
         if view.splits:
-            raise InputError("expected factors as they are multiplied for roles, got factors that are split")
+            self._check_splitting(view)
+
+    def _check_splitting(self, view: MatrixView) -> None:
+        """Both factors come in rows of the channel by the copy engine; one team multiplies their pieces."""
+        if self.transport != ENGINE or not (view.in_rows(0) and view.in_rows(1)):
+            raise InputError(
+                "expected rows of the channel that the copy engine brings for a role that splits"
+            )
+        several = max(self.teams, self.parts, self.resident, self.cluster) > 1
+        if several or self.block.k != GROUP_CHUNK or self.stores == ENGINE:
+            raise InputError(
+                f"expected chunks of {GROUP_CHUNK}, a block per tile and multiprocessor, one team and "
+                "threads that store for a role that splits"
+            )
 
     def _check_turners(self, view: MatrixView) -> None:
-        wanted = ROLE_TURNERS if turns_second(view) else 0
+        wanted = ROLE_TURNERS if turns_second(view) or view.splits else 0
         if self.turners != wanted:
-            raise InputError(
-                f"expected {wanted} warps that turn a second factor that lies in "
-                f"{'columns' if wanted else 'rows'} of the channel, got {self.turners}"
-            )
+            where = "columns" if turns_second(view) else "rows"
+            what = "split rows" if view.splits else f"turn a second factor that lies in {where}"
+            raise InputError(f"expected {wanted} warps that {what} of the channel, got {self.turners}")
         row = ROW_BYTES[-1] // itemsize(view.dtype)
-        if self.turners and (self.cluster > 1 or self.block.k != row or self.block.n < row):
+        if turns_second(view) and (self.cluster > 1 or self.block.k != row or self.block.n < row):
             raise InputError(
                 f"expected chunks of {row}, at least as many columns and no clusters that share copies where "
                 f"a factor is turned, got {self.block.k}, {self.block.n} and clusters of {self.cluster}"

@@ -9,6 +9,8 @@ is still to come.
 
 Where both factors are of 32 bits and lie in columns, a third role turns the second one's chunks.
 Each factor then has a channel of its own, and the turned chunks have a third; items count alike in all.
+Where float32 factors are multiplied in pieces that are not stored, the third role splits both: it receives
+items of one channel and publishes their pieces as items of another.
 
 Where tiles are few, the blocks of a cluster share one (`parts`): each multiplies some of its chunks, the last
 one perhaps fewer, lays its sums down where the ring was, and finishes a part of the results.
@@ -16,7 +18,7 @@ one perhaps fewer, lays its sums down where the ring was, and finishes a part of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -40,6 +42,7 @@ from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     PIECE_PADS,
+    SPLIT_SLOTS,
     TURNED_SLOTS,
     TURNER_REGISTERS,
     MatrixParameters,
@@ -48,9 +51,10 @@ from tilewright.passes.kernels.matrix.parameters import (
     piece_columns,
 )
 from tilewright.passes.kernels.matrix.split import chain_of
-from tilewright.passes.kernels.matrix.stage import Staged, TurnedRows, chunk_count
-from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes, sums_of
+from tilewright.passes.kernels.matrix.stage import SplitRows, Staged, TurnedRows, chunk_count
+from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes, sums_apart, sums_of, turns_second
 from tilewright.passes.kernels.matrix.warpgroup import (
+    Factor,
     load_chunk,
     multiply_held,
     start_multiplying,
@@ -65,6 +69,8 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 COPIER_REGISTERS = {False: 96, True: 40}
 #: where a team lays down results: one buffer, or one per result that the copy engine writes
 Stage = Value | dict[Value, Value]
+#: the tiles of both factors, of each piece where there are such
+Pieces = Sequence[Sequence[Factor]]
 
 
 def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
@@ -80,6 +86,20 @@ class _Turning:
     columns: Value
     rows: TurnedRows
     turned: Value
+
+
+@dataclass(frozen=True)
+class _Splitting:
+    """How both factors are split: the channel of what is split, the tiles of pieces, and their channel."""
+
+    whole: Value
+    rows: tuple[SplitRows, SplitRows]
+    split: Value
+
+    def pieces(self) -> Pieces:
+        """Both factors of each piece."""
+        first, second = (rows.pieces() for rows in self.rows)
+        return list(zip(first, second, strict=True))
 
 
 @dataclass(frozen=True)
@@ -134,7 +154,8 @@ class _RoleMatrix:
     def lower(self) -> Func:
         w, plan = self.w, self.plan
         with w.b.at(self.op.loc):
-            slots = (plan.stages, column_slots(plan.stages) if plan.turners else plan.stages)
+            columns = column_slots(plan.stages) if turns_second(self.view) else plan.stages
+            slots = (plan.stages, columns)
             pieces = [
                 [Staged(w, view, plan, i, 0, {}, slots[i]) for i in (0, 1)] for view in self.view.pieces()
             ]
@@ -144,20 +165,24 @@ class _RoleMatrix:
                     "expected a second factor that the copy engine can bring to clusters",
                     where=f"@{self.name}",
                 )
-            if self.view.rounds and not all(f.by_engine for f in factors):
+            if (self.view.rounds or self.view.splits) and not all(f.by_engine for f in factors):
                 raise InputError(
-                    "expected TF32 factors that the copy engine can bring, which rounds them",
+                    "expected float32 factors that the copy engine can bring",
                     where=f"@{self.name}",
                 )
             self.results = self._engine_results()
             stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
-            self.turning = self._turning(factors[-1]) if plan.turners else None
-            tiles = [f.tiles for f in factors if not plan.turners or f.operand == 0]
+            self.turning = self._turning(factors[-1]) if turns_second(self.view) else None
+            tiles = [f.tiles for f in factors if self.turning is None or f.operand == 0]
             scope = "cluster" if plan.cluster > 1 else "block"
             ring = w.b.value(
                 "thread.channel", *tiles, hint="ring", slots=plan.stages, scope=scope,
                 divided=plan.teams > 1,
             )  # fmt: skip
+            multiplied: tuple[Pieces, Value] = (pieces, ring)
+            splitting = self._splitting(pieces[0], ring) if self.view.splits else None
+            if splitting is not None:
+                multiplied = (splitting.pieces(), splitting.split)
             orders = [self._order(team) for team in range(plan.teams)]
             copiers, others = self._registers(all(f.by_engine for f in factors))
             if plan.parts > 1:
@@ -170,13 +195,16 @@ class _RoleMatrix:
                 with w.role("turn", plan.turners, TURNER_REGISTERS if others else 0):
                     self._turn(self.turning)
                     self._meet_others()
+            if splitting is not None:
+                with w.role("split", plan.turners, TURNER_REGISTERS if others else 0):
+                    self._split(splitting)
             if plan.parts > 1:
                 with w.role("multiply", plan.team_warps, others):
-                    self._multiply_part(pieces, ring)
+                    self._multiply_part(*multiplied)
             for team, stage in enumerate(stages):
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
                 with w.role(name, plan.team_warps, others):
-                    self._multiply(pieces, ring, orders, stage, team)
+                    self._multiply(*multiplied, orders, stage, team)
         func = w.finish()
         return func.with_attrs(resident=plan.resident) if plan.resident > 1 else func
 
@@ -190,6 +218,12 @@ class _RoleMatrix:
                 "thread.channel", rows.tiles, hint="turned", slots=TURNED_SLOTS, divided=self.plan.teams > 1
             ),
         )
+
+    def _splitting(self, whole: list[Staged], ring: Value) -> _Splitting:
+        first, second = (SplitRows(self.w, self.plan, factor) for factor in whole)
+        tiles = (first.tiles, second.tiles)
+        split = self.w.b.value("thread.channel", *tiles, hint="split", slots=SPLIT_SLOTS)
+        return _Splitting(ring, (first, second), split)
 
     def _meet_others(self) -> None:
         """In a role without results: be there when the blocks that share a tile meet."""
@@ -307,22 +341,34 @@ class _RoleMatrix:
                     w.b.do("thread.publish", turning.turned, item=item)
                     w.b.do("thread.release", turning.columns, item=item)
 
+    def _split(self, splitting: _Splitting) -> None:
+        """Write the pieces of every chunk, while those of chunks before are multiplied."""
+        w = self.w
+        with self._tiles(None) as tile, w.loop("chunk", self.chunks) as chunk:
+            item = w.simple(tile.item + chunk)
+            w.b.do("thread.receive", splitting.whole, item=item)
+            w.b.do("thread.acquire", splitting.split, item=item)
+            for rows in splitting.rows:
+                rows.split(w.simple(item % self.plan.stages), w.simple(item % SPLIT_SLOTS))
+            w.b.do("thread.publish", splitting.split, item=item)
+            w.b.do("thread.release", splitting.whole, item=item)
+
     def _multiply(
-        self, pieces: list[list[Staged]], ring: Value, orders: list[Value | None], stage: Stage, team: int
+        self, pieces: Pieces, ring: Value, orders: list[Value | None], stage: Stage, team: int
     ) -> None:
         w, plan = self.w, self.plan
         shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
         acc = w.alloc(shape, self.sums, "frag", "sums")
-        part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
+        parts = self._parts_of_sums(shape)
         with self._tiles(team) as tile:
-            w.b.do("thread.fill_fragment", acc, value=0.0 if part is not None else self._start())
+            w.b.do("thread.fill_fragment", acc, value=0.0 if parts else self._start())
             self._await_turn(orders, team, tile)
-            if part is not None:
-                self._sum_of_pieces(pieces, ring, part, acc, tile, self.chunks)
+            if parts:
+                self._sum_of_pieces(pieces, ring, parts, acc, tile, self.chunks)
             else:
                 self._sum(pieces[0], ring, acc, tile, self.chunks)
             self._hand_on_turn(orders[team], tile)
-            if part is None:
+            if not parts:
                 w.b.do("thread.warpgroup_wait", acc)
                 w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
             if self.results is not None:
@@ -332,23 +378,23 @@ class _RoleMatrix:
                 assert isinstance(stage, Value)
                 self._results(acc, stage, tile)
 
-    def _multiply_part(self, pieces: list[list[Staged]], ring: Value) -> None:
+    def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
         w, plan = self.w, self.plan
         shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
         acc = w.alloc(shape, self.sums, "frag", "sums")
-        part = w.alloc(shape, "f32", "frag", "part") if self.view.stored else None
+        parts = self._parts_of_sums(shape)
         w.b.do("thread.fill_fragment", acc, value=type(self._start())(0))
         tile = self._tile(w.simple(Sym("bid.x") // plan.parts), 0, 0)
         for mask, chunks in self._lengths():
             with w.when(mask):
-                if part is not None:
-                    self._sum_of_pieces(pieces, ring, part, acc, tile, chunks)
+                if parts:
+                    self._sum_of_pieces(pieces, ring, parts, acc, tile, chunks)
                 else:
                     self._sum(pieces[0], ring, acc, tile, chunks)
                     w.b.do("thread.warpgroup_wait", acc)
                     w.b.do("thread.release", self._kept(ring), item=chunks - 1)
-        if part is not None:
+        if parts:
             w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
         w.b.do("thread.barrier")
         whole = self._lay_down(acc, ring)
@@ -385,7 +431,7 @@ class _RoleMatrix:
             m, n = (inner, outer) if self.transposed else (outer, inner)
             with w.when((*inside, *self._inside(w.simple(tile.m + m), w.simple(tile.n + n)))):
                 sums = summed(w, whole, (outer, inner), lanes)
-                if self.view.stored:
+                if self.in_pieces:
                     self._recompute_shared(sums, tile, outer, inner)
                 with w.loop("v", lanes, unroll=1) as v:
                     at = w.simple(inner + v)
@@ -402,11 +448,23 @@ class _RoleMatrix:
                 row, column = (at, outer) if self.transposed else (outer, at)
                 w.store(chain_of(w, self.op, self._index(tile, row, column)), sums, (lane,))
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether products of pieces are summed: stored ones, or those that a role splits."""
+        return self.view.stored or self.view.splits
+
+    def _parts_of_sums(self, shape: tuple[int, ...]) -> list[Value]:
+        """The sums of a chunk that are promoted: of all products of pieces, or of small and large ones."""
+        if not self.in_pieces:
+            return []
+        names = ("part",) if sums_apart(self.view) == 1 else ("small", "large")
+        return [self.w.alloc(shape, "f32", "frag", name) for name in names]
+
     def _start(self) -> float:
         start = float(self.op["init"][0])  # type: ignore[index, arg-type]
         return start if self.sums == "f32" else int(start)
 
-    def _sum(self, factors: list[Staged], ring: Value, acc: Value, tile: _Tile, chunks: int) -> None:
+    def _sum(self, factors: Sequence[Factor], ring: Value, acc: Value, tile: _Tile, chunks: int) -> None:
         """Start all multiplications of a tile; that of the last chunk is not waited for."""
         w, plan = self.w, self.plan
         if self.turning is not None:
@@ -449,28 +507,37 @@ class _RoleMatrix:
 
     def _sum_of_pieces(
         self,
-        pieces: list[list[Staged]],
+        pieces: Pieces,
         ring: Value,
-        part: Value,
+        parts: Sequence[Value],
         acc: Value,
         tile: _Tile,
         chunks: int,
     ) -> None:
-        """Multiply the pieces of every chunk, the smaller products first, and promote their sum."""
+        """Multiply the pieces of every chunk, the smaller products first, and promote their sums."""
         w, plan = self.w, self.plan
+        slots = SPLIT_SLOTS if self.view.splits else plan.stages
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
-            products = tuple(chain.from_iterable(PRODUCTS))
-            for pair in products:
-                factors, opens = (pieces[pair[0]][0], pieces[pair[1]][1]), pair == products[0]
+            # one group of the device for all products, whose small ones come first
+            groups = PRODUCTS if len(parts) > 1 else (tuple(chain.from_iterable(PRODUCTS)),)
+            numbered = [(part, pair, not i) for part, pairs in zip(parts, groups, strict=True)
+                        for i, pair in enumerate(pairs)]  # fmt: skip
+            for part, pair, fresh in numbered:
+                first, last = (part, pair, fresh) == numbered[0], (part, pair, fresh) == numbered[-1]
+                factors = (pieces[pair[0]][0], pieces[pair[1]][1])
                 start_multiplying(
-                    w, plan, factors, part, w.simple(item % plan.stages),
-                    fresh=opens, opens=opens, closes=pair == products[-1],
+                    w, plan, factors, part, w.simple(item % slots),
+                    fresh=fresh, opens=first or len(parts) > 1, closes=last or len(parts) > 1,
                 )  # fmt: skip
-            w.b.do("thread.warpgroup_wait", part)
+            for part in parts:
+                w.b.do("thread.warpgroup_wait", part)
             w.b.do("thread.release", ring, item=item)
-            w.b.do("thread.add_fragment", part, acc)
+            if len(parts) > 1:
+                w.b.do("thread.promote_fragment", *parts, acc, dst=(0, 0))
+            else:
+                w.b.do("thread.add_fragment", *parts, acc)
         w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
 
     def _place(self, tile: _Tile, row_tiles: int) -> Place:
@@ -511,7 +578,7 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         columns = self._piece_columns()
         warp: Expr = w.simple(Sym("tid") // WARP)
-        not_finite = w.b.value("thread.any_not_finite_of_warp", acc) if self.view.stored else None
+        not_finite = w.b.value("thread.any_not_finite_of_warp", acc) if self.in_pieces else None
         _, own = warpgroup_rows(w, plan)
         first_column = w.simple(warp // plan.warps.m * plan.warp_n)
         pieces = plan.warp_n // columns
@@ -575,7 +642,7 @@ class _RoleMatrix:
 
     def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         w, index = self.w, self._index(tile, m, n)
-        if (self.view.stored or self.plan.parts > 1) and self._start() != 0.0:
+        if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)

@@ -33,6 +33,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     PIECE_COLUMNS,
     PIECE_PADS,
     ROLE_TURNERS,
+    SPLIT_SLOTS,
     TURNED_SLOTS,
     TURNER_REGISTERS,
     WARPGROUPS,
@@ -111,6 +112,8 @@ _WARPS = (
 _GROUP_WARPS = ((4, 1, 1), (8, 1, 1), (4, 2, 1))
 #: warps of a team and teams: two warpgroups together, or each with tiles of its own
 _ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2), ((12, 1, 1), 1))
+#: where a role splits both factors, which has no registers left for more
+_SPLIT_ROLE_WARPS = (((8, 1, 1), 1),)
 _STAGES = (2, 3, 4, 5)
 #: where the warps that copy stand in what describes how warps share a tile, and the parts
 _COPIERS_AT, _PARTS_AT = 4, 8
@@ -312,10 +315,11 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     if takes_roles(problem, hardware):
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
         sms = hardware.sm_count
-        ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in _ROLE_WARPS]
-        if not problem.stored and not turns_second(problem):
+        role_warps = _SPLIT_ROLE_WARPS if splits_on_the_way(problem) else _ROLE_WARPS
+        ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in role_warps]
+        if not problem.split and not turns_second(problem):
             ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
-        if shares:
+        if shares and not splits_on_the_way(problem):
             # Three warpgroups have no registers for sums of pieces, or for fragments, beside their sums.
             kinds_of_warps = [w for w in _SHARING_ROLES if problem.element_bytes == 2 or prod(w) < 12]
             sharing = [(warps, parts) for warps in kinds_of_warps for parts in _ROLE_PARTS]
@@ -338,7 +342,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     points = np.concatenate(parts, axis=1)
     m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
     warps = np.array(ways, dtype=np.int64)[w]
-    turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if turns_second(problem) else 0, 0)
+    turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if has_turners(problem) else 0, 0)
     further = (*warps[:, 2:].T, turners)
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
@@ -379,9 +383,25 @@ def takes_roles(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     """Return whether the copy engine brings both factors to warpgroups that do nothing but multiply."""
     if not problem.boxes or not hardware.wgmma_share:
         return False
-    if takes_groups(problem, hardware):
-        return problem.row_bytes == 2 or not problem.split
-    return holds_first(problem)
+    return takes_groups(problem, hardware) or holds_first(problem)
+
+
+def splits_on_the_way(problem: MatrixProblem) -> bool:
+    """Return whether roles multiply pieces that one of them splits: of float32 factors as they are."""
+    return problem.split and not problem.stored
+
+
+def has_turners(problem: MatrixProblem) -> bool:
+    """Return whether a role changes factors on their way, as it turns or splits them."""
+    return turns_second(problem) or splits_on_the_way(problem)
+
+
+def sums_beside(problem: MatrixProblem) -> int:
+    """How many sums of each result a thread has by roles: of pieces those of a chunk besides, perhaps two."""
+    if not problem.split:
+        return 1
+    short = problem.taps * problem.channel < LEAST_STORED_SUM
+    return 1 + (len(PRODUCTS) if short else 1)
 
 
 def holds_first(problem: MatrixProblem) -> bool:
@@ -444,7 +464,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     tiles_m = ceil_div(problem.m, space.m)
     three = space.team_warps > 2 * WARPGROUP_WARPS
     least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
-    least = np.where((space.resident > 1) | (space.parts > 1), LEAST_RESIDENT_SUMS, least)
+    several = (space.resident > 1) | (space.parts > 1) | splits_on_the_way(problem)
+    least = np.where(several, LEAST_RESIDENT_SUMS, least)
     given = WARP * (COPIER_REGISTERS * space.copiers + TURNER_REGISTERS * space.turners)
     left = (registers * threads - given) // (WARP * space.multiplying_warps)
     beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS * (space.turners == 0)
@@ -458,7 +479,10 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     held = space.by_roles & holds_first(problem)
     found &= ~held | ((beside <= left) & (space.stages >= LEAST_HELD_STAGES))
     wide = (space.n >= ROW_BYTES[-1] // problem.row_bytes) & (beside_one <= registers)
-    found &= (space.turners == 0) | wide
+    found &= (space.turners == 0) | wide | splits_on_the_way(problem)
+    each_sum = sums // (WARP * space.team_warps)
+    promoted = each_sum * sums_beside(problem) + OTHER_REGISTERS + GROUP_REGISTERS <= left
+    found &= ~space.by_roles | promoted | (not splits_on_the_way(problem))
     found &= ~(space.by_roles & three) | (sums <= MOST_SUMS_OF_THREE * WARP * space.team_warps)
     found &= ~space.by_roles | (
         (space.k == (GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes))
@@ -558,8 +582,9 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     columns = fetched_columns(problem, space)
     ring = space.stages * ((space.m + columns) * (space.k * problem.element_bytes))
-    if problem.split and not problem.stored:  # the second factor's pieces
-        ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * space.n * space.k, 0)
+    if splits_on_the_way(problem):  # the second factor's pieces; by roles slots of those of both
+        rows = np.where(space.by_roles, SPLIT_SLOTS * (space.m + space.n), space.n)
+        ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * rows * space.k, 0)
     sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
     if turns_second(problem):
         # Sums find room where chunks of the first factor were, or behind everything.
@@ -615,7 +640,11 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
         return np.asarray(space.m * (share * space.warps_n + 1) + space.n * (share * readers + 1))
     if problem.split:
         share = PIECE_BYTES / problem.element_bytes
-        readers = np.where(space.groups > 0, (problem.products * readers + PIECES) * share + 1.0, readers)
+        split = (problem.products * readers + PIECES) * share + 1.0
+        # Roles split the first factor in shared memory, too, for each warpgroup to read its own rows.
+        first = np.where(space.by_roles, (problem.products + PIECES) * share + 1.0, space.warps_n)
+        readers = np.where(space.groups > 0, split, readers)
+        return np.asarray(space.m * (first + 1) + space.n * (readers + 1))
     # Elements of columns are loaded one by one, two lanes of a warp from each bank unless their order is that
     # of a factor that was turned. That was read and written besides.
     held = space.by_roles & holds_first(problem) & (space.turners == 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import LINE_BYTES, WARP
 from tilewright.ir.simplify import interval
 from tilewright.ir.tensor.ops import ranges_of
@@ -19,6 +20,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.boxes import Windows, boxes_of, map_of_boxes, start_of_box, windows_of
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
+    SPLIT_SLOTS,
     TURNED_SLOTS,
     WARPGROUPS,
     MatrixParameters,
@@ -34,6 +36,8 @@ PAD_BYTES = 32
 WARPGROUP_ALIGNMENT = 1024
 #: bytes a thread copies at once where it computes what it copies
 COMPUTED_BYTES = 16
+#: vectors that a thread splits together: their loads then start before the first pieces are stored
+SPLIT_TOGETHER = 2
 
 
 class Staged:
@@ -342,6 +346,52 @@ class TurnedRows:
                     src=tuple(map(w.simple, self.columns.place(source, column, first))),
                     dst=tuple(map(w.simple, self.place(slot, column, piece * TURNED_WORDS))),
                 )  # fmt: skip
+
+
+class SplitRows:
+    """Tiles of pieces of one factor, [slot, piece, row, k], to which a role of its own splits float32 rows.
+
+    Along k every eight elements are in the order 0 4 1 5 2 6 3 7, in both factors alike.
+    """
+
+    def __init__(self, w: Writer, plan: MatrixParameters, whole: Staged) -> None:
+        self.w, self.plan, self.whole = w, plan, whole
+        shape = (SPLIT_SLOTS, PIECES, whole.rows, plan.block.k)
+        name = f"{'ab'[whole.operand]}_pieces"
+        self.tiles = w.alloc(shape, "bf16", "shared", name, swizzled=True, align=WARPGROUP_ALIGNMENT)
+
+    def split(self, source: Expr, slot: Expr) -> None:
+        """Split a chunk in a slot of the ring to a slot of pieces: all threads of the role together."""
+        w, threads, vectors = self.w, WARP * self.plan.turners, self.plan.block.k // GROUP
+        count = self.whole.rows * vectors
+        with w.loop("f", -(-count // threads), unroll=SPLIT_TOGETHER) as step:
+            linear = w.simple(step * threads + Sym("tid"))
+            row, vector = w.unravel(linear, (self.whole.rows, vectors))
+            column = w.simple(vector * GROUP)
+            with w.when(w.below(linear, count)):
+                w.b.do(
+                    "thread.split_shared", self.whole.tiles, self.tiles,
+                    at=tuple(map(w.simple, self.whole.place(source, row, column))),
+                    dst=tuple(map(w.simple, (slot, row, column))),
+                )  # fmt: skip
+
+    def pieces(self) -> list[PieceTiles]:
+        """The tiles of each piece, the largest first."""
+        return [PieceTiles(self.tiles, piece) for piece in range(PIECES)]
+
+
+@dataclass(frozen=True)
+class PieceTiles:
+    """A ring of tiles of one piece of a factor that a role splits."""
+
+    tiles: Value
+    piece: int
+    turned = False
+    held = False
+
+    def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
+        """Index of an element."""
+        return (slot, self.piece, outer, k)
 
 
 def chunk_count(view: MatrixView, plan: MatrixParameters) -> int:

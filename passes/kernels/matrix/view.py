@@ -12,6 +12,7 @@ from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
+from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
@@ -337,6 +338,11 @@ def takes_roles(view: MatrixView) -> bool:
     besides, where a role turns it.
     """
     return takes_warpgroups(view) or (view.rounds and (view.in_rows(1) or not view.in_rows(0)))
+
+
+def sums_apart(view: MatrixView) -> int:
+    """Return how many sums the products of pieces have: small and large ones apart where sums are short."""
+    return 1 if view.size(view.taps) * view.sizes[view.channel] >= LEAST_STORED_SUM else len(PRODUCTS)
 
 
 def turns_second(view: MatrixView) -> bool:

@@ -30,18 +30,34 @@ def warpgroup_column(w: Writer, plan: MatrixParameters) -> Expr:
 class Tiles(Protocol):
     """A ring of tiles of one factor, as warpgroups multiply them."""
 
-    tiles: Value
-    turned: bool
+    @property
+    def tiles(self) -> Value:
+        """The tiles in shared memory."""
+        ...
+
+    @property
+    def turned(self) -> bool:
+        """Whether tiles are panels of columns of the channel."""
+        ...
 
     def place(self, slot: Expr, outer: Expr, k: Expr) -> tuple[Expr, ...]:
         """Index of an element in the ring."""
         ...
 
 
+class Factor(Tiles, Protocol):
+    """The same, of either factor: `held` where a first one is multiplied from registers."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is loaded to registers before."""
+        ...
+
+
 def start_multiplying(
     w: Writer,
     plan: MatrixParameters,
-    factors: Sequence[Staged],
+    factors: Sequence[Factor],
     acc: Value,
     slot: Expr,
     *,
@@ -58,6 +74,7 @@ def start_multiplying(
     """
     a, b = factors
     if a.held:
+        assert isinstance(a, Staged)
         multiply_held(w, plan, load_chunk(w, plan, a, acc, slot), b, acc, slot)
         return
     first, _ = warpgroup_rows(w, plan)
