@@ -468,7 +468,9 @@ class _RoleMatrix:
         """Start all multiplications of a tile; that of the last chunk is not waited for."""
         w, plan = self.w, self.plan
         if self.turning is not None:
-            self._sum_of_turned(self.turning, factors[0], ring, acc, tile, chunks)
+            first = factors[0]
+            assert isinstance(first, Staged)
+            self._sum_of_turned(self.turning, first, ring, acc, tile, chunks)
             return
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)

@@ -37,6 +37,16 @@ KERNELS = {
         (128, 128, 32, 8, 1, 4),
         {"turners": 4, "parts": 3},
     ),
+    "float32 that a role splits": (
+        gemm("f32", 4096, 4096, 4096, arithmetic="split"),
+        (128, 144, 32, 8, 1, 2),
+        STAYS | {"turners": 4},
+    ),
+    "short sums of float32 that a role splits": (
+        gemm("f32", 25088, 512, 256, arithmetic="split"),
+        (128, 96, 32, 8, 1, 3),
+        STAYS | {"turners": 4},
+    ),
     "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
     "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
 }

@@ -14,12 +14,10 @@ from matrix_samples import (
     gemm,
     inputs_of,
     matrix_parameters,
-    source,
     view_of,
 )
 from split_samples import KINDS, assert_no_worse, chain, factors
 
-from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Block, Func, InputError, Module, Op, walk
 from tilewright.passes import Pipeline, run_pipeline
@@ -148,17 +146,6 @@ def test_what_no_role_splits_is_refused(more, orders, what):
     kernel = split_gemm(128, 128, 256, first=orders[0], second=orders[1])
     with pytest.raises(InputError, match=what):
         thread_of(kernel, 64, 32, 32, 4, 1, 2, **more)
-
-
-@pytest.mark.parametrize(
-    ("k", "tiles"),
-    [(4096, (128, 144, 32, 8, 1, 2)), (4096, (128, 128, 32, 8, 1, 3)), (256, (128, 96, 32, 8, 1, 3))],
-)
-def test_kernels_build_without_spills(k, tiles):
-    func = by_roles(split_gemm(4096, 4096, k), *tiles, blocks=132)
-    built = compile_cuda(source(func), arch="sm_90a")
-    assert not any(kernel.spill_bytes for kernel in built.kernels.values())
-    assert "serializ" not in built.log
 
 
 def test_the_model_knows_the_bytes_of_both_rings():
