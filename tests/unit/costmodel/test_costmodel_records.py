@@ -206,6 +206,7 @@ NO_COEFFICIENTS = {
         "SETS_GAIN",
         "SHARED_GAIN",
         "SHARING_GAIN",
+        "SPLIT_ROLES_GAIN",
         "TF32_ROLES_GAIN",
         "TIMER_NOISE",
         "WAVES_GAIN",
