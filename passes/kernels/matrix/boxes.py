@@ -131,7 +131,8 @@ class SpatialWindow:
     """One spatial dimension: windows begin at first + stride * (index of `row`), taps dilation apart.
 
     row, tap: dimensions of the contraction, '' where there is but one window or tap. windows: how many there
-    are. extent: of the image.
+    are. extent: of the image. shift: the dimension of the batch whose products read windows `further` pixels
+    apart each, as phases of a transposed convolution do; '' where all read the same ones.
     """
 
     row: str
@@ -141,6 +142,8 @@ class SpatialWindow:
     dilation: int
     first: int
     extent: int
+    shift: str = ""
+    further: int = 0
 
     @property
     def last(self) -> int:
@@ -195,8 +198,8 @@ class Windows:
         return (image, *space, first + channel)
 
     def offsets(self, index: Mapping[str, Expr]) -> tuple[Expr, ...]:
-        """Per spatial dimension the offset of a tap."""
-        return tuple(index.get(s.tap, 0) * s.dilation for s in self.space)
+        """Per spatial dimension the offset of a tap, and of the windows of a product of the batch."""
+        return tuple(index.get(s.tap, 0) * s.dilation + index.get(s.shift, 0) * s.further for s in self.space)
 
 
 def windows_of(view: MatrixView, operand: int) -> Windows | None:
@@ -209,7 +212,12 @@ def windows_of(view: MatrixView, operand: int) -> Windows | None:
     varying = {d: r for d, r in ranges_of(op).items() if r[1] > 0}
     if not source.given or not 3 <= len(shape) <= MOST_RANK or view.along(operand) != view.channel:
         return None
-    forms = [coefficients(e, [*rows, *taps, view.channel], varying) for e in at]
+    # channels begin where the batch says, in whatever way: what is left of their index
+    moving = [*rows, *taps, *(d for d in view.batch if sizes[d] > 1)]
+    forms = [
+        coefficients(e, [*(moving if i < len(at) - 1 else ()), view.channel], varying)
+        for i, e in enumerate(at)
+    ]
     parts = [f for f in forms if f is not None]
     if len(parts) != len(shape) or any(not isinstance(rest, int) for _, rest in parts[:-1]):
         return None
@@ -227,7 +235,10 @@ def windows_of(view: MatrixView, operand: int) -> Windows | None:
     used = {s.tap for s in known if s.tap}
     if len(known) != len(space) or order != rows or used != set(taps):
         return None
-    if any((sizes.get(s.tap, 1) - 1) * s.dilation > MOST_OFFSET for s in known):
+    farthest = (
+        (sizes.get(s.tap, 1) - 1) * s.dilation + (sizes.get(s.shift, 1) - 1) * s.further for s in known
+    )
+    if any(offset > MOST_OFFSET for offset in farthest):
         return None
     return Windows(image, tuple(known), channel_rest, sizes[view.channel], shape, strides)
 
@@ -261,10 +272,14 @@ def _spatial(
 ) -> SpatialWindow | None:
     """One spatial dimension; None where its index is not that of windows."""
     own_rows, own_taps = [d for d in steps if d in rows], [d for d in steps if d in taps]
-    if len(own_rows) > 1 or len(own_taps) > 1 or len(own_rows) + len(own_taps) != len(steps):
+    shifts = [d for d in steps if d not in rows and d not in taps]
+    if len(own_rows) > 1 or len(own_taps) > 1 or len(shifts) > 1:
         return None
     if any(n < 1 for n in steps.values()) or not isinstance(first, int):
         return None
     row, tap = (own_rows or [""])[0], (own_taps or [""])[0]
     windows = sizes[row] if row else 1
-    return SpatialWindow(row, steps.get(row, 1), windows, tap, steps.get(tap, 1), first, extent)
+    shift = (shifts or [""])[0]
+    return SpatialWindow(
+        row, steps.get(row, 1), windows, tap, steps.get(tap, 1), first, extent, shift, steps.get(shift, 0)
+    )

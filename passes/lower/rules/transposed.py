@@ -8,7 +8,7 @@ own taps of the kernel, which are gathered first, and the windows over x are tho
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.ir import Builder, Expr, Op, Sym, TensorType, Value
 from tilewright.ir.graph_ops.layouts import Window
@@ -25,7 +25,6 @@ from tilewright.passes.lower.lowering import (
     reduced,
     result_type,
 )
-from tilewright.passes.lower.rules.shaping import moved
 from tilewright.passes.lower.rules.windowed import OUTPUTS, TAPS, letters_of, tap_dims
 from tilewright.passes.lower.scalars import Scalar, Scalars
 
@@ -37,6 +36,12 @@ class _Phases:
     The first `skipped` phases of the first block lie before the result. A block reads `taps` elements of x,
     the first of them `first` after its own number, `dilation` apart; tap t of phase p is kernel element
     `p + origin - stride * t` (none where that is outside).
+
+    turned: half the stride where half a block would lie before the result. Blocks then begin with the result:
+    their first half are the phases from `turned` on, and their second half, phases 0 to `turned`, reads one
+    element further.
+
+    live: how many phases have a tap at all, the first ones. The others are zero, and not multiplied.
     """
 
     count: int
@@ -46,6 +51,8 @@ class _Phases:
     taps: int
     dilation: int
     origin: int
+    live: int
+    turned: int = 0
 
     @property
     def blocks(self) -> int:
@@ -54,20 +61,38 @@ class _Phases:
     @property
     def exact(self) -> bool:
         """The blocks hold the result and nothing else."""
-        return self.skipped == 0 and self.count % self.stride == 0
+        return self.skipped == 0 and self.count % self.stride == 0 and self.live == self.stride
+
+    def begun(self) -> _Phases:
+        """The same in blocks that begin with the result, where half a block lies before it."""
+        if 2 * self.skipped != self.stride or self.count % self.stride or self.live < self.stride:
+            return self
+        return replace(self, skipped=0, turned=self.skipped)
+
+    def image(self, block: Expr, phase: Expr, tap: Expr) -> Expr:
+        """Which element of x a block's phase reads for a tap."""
+        further = phase // self.turned if self.turned else 0
+        return block + further + tap * self.dilation + self.first
+
+    def kernel(self, phase: Expr, tap: Expr) -> Expr:
+        """Which element of the kernel a phase multiplies for a tap."""
+        return (phase + self.turned) % self.stride + self.origin - tap * self.stride
 
 
 def _phases(w: Window, stride: int, pad: int) -> _Phases:
     """The phases of a dimension whose result `w` counts; skips phases where that saves taps."""
     if w.dilation > 1:  # of stride 1: the input has been spread
-        return _Phases(w.count, 1, 0, -w.before, w.kernel, w.dilation, w.kernel - 1)
+        return _Phases(w.count, 1, 0, -w.before, w.kernel, w.dilation, w.kernel - 1, 1)
 
     def skipping(skipped: int) -> _Phases:
         low = pad - skipped
         first, last = -((w.kernel - 1 - low) // stride), (low + stride - 1) // stride
-        return _Phases(w.count, stride, skipped, first, last - first + 1, 1, low - stride * first)
+        live = min(w.kernel, stride)
+        return _Phases(w.count, stride, skipped, first, last - first + 1, 1, low - stride * first, live)
 
-    return min((skipping(0), skipping(pad % stride)), key=lambda p: p.taps)
+    if w.kernel < stride:  # behind those of the kernel, phases have no taps
+        return skipping(pad % stride)
+    return min((skipping(0), skipping(pad % stride).begun()), key=lambda p: p.taps)
 
 
 @lowering("graph.conv1d_transpose", "graph.conv2d_transpose", "graph.conv3d_transpose")
@@ -85,8 +110,7 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
         steps[d] = stride if w.dilation > 1 else 1
         along[d] = _phases(w, stride, pad)
     spread = _spread(b, data, layout, steps)
-    exact = all(p.exact for p in along.values())
-    par, block, phase = _domain(layout, accumulated(t), along, exact)
+    par, block, phase = _domain(layout, accumulated(t), along)
     # Where every channel is on its own, windows have channels that no sum mixes.
     alone = attrs["groups"] > 1 and g.channels == 1
     red = tap_dims({d: p.taps for d, p in along.items()}, {} if alone else {"c": g.channels})
@@ -94,8 +118,7 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     channel: Expr = Sym("k") // g.filters * g.channels + (0 if alone else Sym("c"))
     image: dict[str, Expr] = {"N": Sym("n"), "C": channel}
     for d, p in along.items():
-        reach = block[d] + Sym(TAPS[d]) * p.dilation
-        image[d] = reach + p.first
+        image[d] = p.image(block[d], phase[d], Sym(TAPS[d]))
     kernel = [channel, *(phase[d] for d in letters), *(Sym(TAPS[d]) for d in letters)]
     kernel.append(Sym("k") % g.filters)
     reads = [tuple(simplify(e, ranges) for e in at) for at in ([image[d] for d in layout], kernel)]
@@ -104,13 +127,12 @@ def transposed_convolution(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[V
     fill = (zero(data.tensor.dtype), None)
     name = "tensor.window" if alone else "tensor.contract"
     sums = reduced(b, name, operands, whole, par, red, reads, multiply_add, fill=fill)
-    if not exact:
-        sums = _cut(b, sums, TensorType(whole.dtype, t.shape), layout, along)
-    return [converted(b, sums, t)]
+    sums = converted(b, sums, TensorType(t.dtype, whole.shape))
+    return [sums if all(p.exact for p in along.values()) else _placed(b, sums, t, layout, along)]
 
 
 def _domain(
-    layout: str, result: TensorType, along: Mapping[str, _Phases], exact: bool
+    layout: str, result: TensorType, along: Mapping[str, _Phases]
 ) -> tuple[dict[str, int], dict[str, Expr], dict[str, Expr]]:
     """Parallel dimensions, and each spatial dimension's block and phase in terms of them.
 
@@ -124,40 +146,55 @@ def _domain(
             par[{"N": "n", "C": "k"}[d]] = n
             continue
         name, stride = OUTPUTS[d], along[d].stride
-        if exact:
+        if along[d].exact:
             par[name] = n
             block[d], phase[d] = Sym(name) // stride, Sym(name) % stride
-        else:
-            par[name], par[f"{name}_phase"] = along[d].blocks, stride
-            block[d], phase[d] = Sym(name), Sym(f"{name}_phase")
+            continue
+        par[name] = along[d].blocks
+        block[d], phase[d] = Sym(name), 0
+        if along[d].live > 1:
+            par[f"{name}_phase"], phase[d] = along[d].live, Sym(f"{name}_phase")
     return par, block, phase
 
 
 def _turned(b: Builder, weight: Value, layout: str, along: Mapping[str, _Phases]) -> Value:
     """The kernel as [I, phases.., taps.., O] in the order windows meet it; 0 where a phase lacks a tap."""
     extent = dict(zip(layout, weight.tensor.shape, strict=True))
-    phases = {f"{OUTPUTS[d]}_phase": p.stride for d, p in along.items()}
+    phases = {f"{OUTPUTS[d]}_phase": p.live for d, p in along.items()}
     taps = {TAPS[d]: p.taps for d, p in along.items()}
     par = {"i": extent["I"], **phases, **taps, "o": extent["O"]}
     at: dict[str, Expr] = {"I": Sym("i"), "O": Sym("o")}
+    ranges = {d: (0, n - 1) for d, n in par.items()}
     for d, p in along.items():
-        place = Sym(f"{OUTPUTS[d]}_phase") + p.origin
-        at[d] = place - Sym(TAPS[d]) * p.stride
+        at[d] = simplify(p.kernel(Sym(f"{OUTPUTS[d]}_phase"), Sym(TAPS[d])), ranges)
     t = TensorType(weight.tensor.dtype, tuple(par.values()))
     outside = (zero(t.dtype),)
     return mapped(b, [weight], t, par, [tuple(at[d] for d in layout)], lambda i, v: v[0], outside)
 
 
-def _cut(b: Builder, x: Value, result: TensorType, layout: str, along: Mapping[str, _Phases]) -> Value:
-    """The result out of [.., blocks, phases, ..]."""
+def _placed(b: Builder, x: Value, result: TensorType, layout: str, along: Mapping[str, _Phases]) -> Value:
+    """The result out of [.., blocks, phases, ..] of each dimension whose blocks hold less or more than it."""
+    names = dim_names(result.rank)
     at: list[Expr] = []
-    for d, name in zip(layout, dim_names(result.rank), strict=True):
-        if d not in along:
+    between: Expr = 0
+    for d, name in zip(layout, names, strict=True):
+        if d not in along or along[d].exact:
             at.append(Sym(name))
             continue
-        place = Sym(name) + along[d].skipped
-        at += [place // along[d].stride, place % along[d].stride]
-    return moved(b, x, result, at)
+        p = along[d]
+        place = Sym(name) + p.skipped
+        at.append(place // p.stride)
+        if p.live > 1:
+            at.append(place % p.stride)  # outside of the phases that have taps is 0
+        elif p.stride > 1:
+            between += place % p.stride
+
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return p[0] if between == 0 else (i.index(between) > 0).select(0, p[0])
+
+    fewer = any(1 < p.live < p.stride for p in along.values())
+    par = dict(zip(names, result.shape, strict=True))
+    return mapped(b, [x], result, par, [tuple(at)], body, (zero(result.dtype) if fewer else None,))
 
 
 def _spread(b: Builder, x: Value, layout: str, steps: Mapping[str, int]) -> Value:

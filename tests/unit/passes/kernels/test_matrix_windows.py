@@ -124,6 +124,39 @@ def test_grouped_windows_on_the_emulator(image, channel):
     assert_close(got.astype(np.float64), want, "f16")
 
 
+def phases() -> Func:
+    """A transposed convolution by kernels of 4 with strides of 2: four products, windows a pixel apart."""
+    return convolution(
+        image="2, 4, 3, 16", at="n, y + p + r - 1, x + q + s - 1, c", red="c: 16, r: 2, s: 2",
+        par="p: 2, q: 2, n: 2, y: 4, x: 3, k: 16", weights=("2, 2, 2, 2, 16, 16", "[p, q, r, s, k, c]"),
+    )  # fmt: skip
+
+
+def test_windows_of_phases_are_offset_as_taps_are():
+    windows = windows_of(view_of(phases()), 0)
+    assert windows is not None
+    assert [(s.shift, s.further) for s in windows.space] == [("p", 1), ("q", 1)]
+    assert windows.offsets({"p": 1, "q": 0, "r": 1, "s": 1}) == (2, 1)
+    far = convolution(
+        image="2, 400, 3, 16", at="n, y + p * 300, x + q, c", red="c: 16",
+        par="p: 2, q: 2, n: 2, y: 4, x: 3, k: 16", weights=("2, 2, 16, 16", "[p, q, k, c]"),
+    )  # fmt: skip
+    assert windows_of(view_of(far), 0) is None, "offsets are bytes"
+
+
+@pytest.mark.emulator
+def test_windows_of_phases_on_the_emulator():
+    func = engine(phases(), 64, 16, 16, 4, 1, 3)
+    assert sum(op.name == "thread.copy_window" for op in walk(func.body)) == 1
+    image, weights = (v.astype(np.float64) for v in inputs_of(phases()))
+    padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    want = np.zeros((2, 2, 2, 4, 3, 16))
+    for p, q, r, s in np.ndindex(2, 2, 2, 2):
+        want[p, q] += padded[:, p + r : p + r + 4, q + s : q + s + 3] @ weights[p, q, r, s].T
+    (got,) = run(func, "emulator", inputs_of(phases())).values()
+    assert_close(got.astype(np.float64), want, "f16")
+
+
 @pytest.mark.parametrize(("channels", "brought"), [(64, True), (72, True), (20, False)])
 def test_the_model_knows_which_convolutions_the_engine_brings(channels, brought):
     """Channels of a multiple of 16 bytes, groups aside; the last chunk may be a part of one."""

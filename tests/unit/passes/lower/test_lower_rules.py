@@ -61,6 +61,26 @@ CASES = {
         [(1, 6, 4, 5), (6, 2, 4, 3)],
         {"strides": (2, 3), "padding": (1, 2, 0, 1), "output_padding": (1, 0), "groups": 3},
     ),
+    "transposed-half-a-block-before": (
+        "conv2d_transpose",
+        [(2, 3, 4, 3), (3, 2, 4, 8)],
+        {"strides": (2, 4), "padding": (1, 2, 1, 2)},
+    ),
+    "transposed-half-a-block-before-one": (
+        "conv2d_transpose",
+        [(1, 3, 4, 3), (3, 2, 4, 3)],
+        {"strides": (2, 2), "padding": (1, 0, 1, 0), "data_layout": "NCHW"},
+    ),
+    "transposed-points": (
+        "conv2d_transpose",
+        [(1, 3, 4, 3), (3, 2, 1, 1)],
+        {"strides": (2, 3), "padding": (0, 1, 0, 0), "output_padding": (1, 2)},
+    ),
+    "transposed-less-than-strides": (
+        "conv2d_transpose",
+        [(1, 4, 3, 3), (4, 2, 2, 1)],
+        {"strides": (4, 2), "padding": (1, 0, 0, 0), "output_padding": (3, 1), "groups": 2},
+    ),
     "transposed-nhwc": (
         "conv2d_transpose",
         [(1, 4, 5, 3), (3, 3, 2, 3)],
