@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
 from tilewright.ir import Block, Func, Op, Sym, Value
-from tilewright.ir.expr import Expr, substitute, symbols
+from tilewright.ir.expr import BinOp, Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import coefficients, interval, simplify
 from tilewright.ir.tensor.ops import REDUCING, dims, domain, fills, ranges_of, reads
@@ -26,6 +26,8 @@ from tilewright.passes.analysis.shared_work import free_ops, shared_work
 
 #: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
 NARROW_COLUMNS = 8
+#: points of a usual vector: all read one element where its index is a quotient by a multiple of this
+SHARED_VECTOR = 4
 
 
 @dataclass(frozen=True)
@@ -257,11 +259,22 @@ def _gathers(op: Op) -> int:
     """Reads of an op elsewhere than where its point is, or that may lie outside their operand."""
     placed = placed_reads(op)
     filled = fills(op) if op.name == "tensor.map" else ()
-    moved = [any(not isinstance(e, Sym) and n > 1 for e, n in zip(at, v.tensor.shape, strict=True))
+    moved = [any(not _beside(e) and n > 1 for e, n in zip(at, v.tensor.shape, strict=True))
              for v, at in placed]  # fmt: skip
     checked = [fill is not None for fill in filled or (None,) * len(placed)]
     data = len(op.operands) - len(placed)
     return data + sum(m or c for m, c in zip(moved, checked, strict=True))
+
+
+def _beside(e: Expr) -> bool:
+    """Return whether points of a vector read side by side, or one element together: their group's mean."""
+    return isinstance(e, Sym) or (
+        isinstance(e, BinOp)
+        and e.op == "//"
+        and isinstance(e.lhs, Sym)
+        and isinstance(e.rhs, int)
+        and e.rhs % SHARED_VECTOR == 0
+    )
 
 
 def row_problem(kernel: Func) -> RowReduceProblem:

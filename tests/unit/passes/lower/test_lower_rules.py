@@ -1,5 +1,7 @@
 """Lowering rules for less common attributes: the tensor level computes what the reference computes."""
 
+from math import prod
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from tilewright.ir import Builder, Func, Level, Module, TensorType, Value, dtype_name
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 RNG = np.random.default_rng(0)
@@ -127,6 +130,23 @@ def test_op(name):
 def test_transposed_convolutions_of_any_geometry(groups, strides, padding, dilation):
     arrays = [randoms(1, 2 * groups, 5, 6), randoms(2 * groups, 2, 3, 2)]
     agree("conv2d_transpose", arrays, groups=groups, strides=strides, padding=padding, dilation=dilation)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "padding", "taps", "result"),
+    [(4, 1, 4, 8 * 8), (2, 0, 1, 8 * 8), (1, 0, 1, 4 * 4)],
+    ids=["half a block before", "blocks", "points"],
+)
+def test_transposed_convolutions_multiply_what_has_taps(kernel, padding, taps, result):
+    """Sums of taps for every pixel of the result that has any, with no other op but the kernel and zeros."""
+    arrays = [randoms(1, 3, 4, 4), randoms(3, 2, kernel, kernel)]
+    pads, extra = (padding,) * 4, (max(0, 2 - kernel),) * 2
+    lowered = agree("conv2d_transpose", arrays, strides=(2, 2), padding=pads, output_padding=extra)
+    contraction = next(op for op in lowered.main.body.ops if op.name == "tensor.contract")
+    assert prod(dims(contraction, "par").values()) == 2 * result
+    assert prod(dims(contraction, "red").values()) == 3 * taps
+    maps = [op for op in lowered.main.body.ops if op.name == "tensor.map"]
+    assert len(maps) == (2 if kernel == 1 else 1)
 
 
 @settings(max_examples=20, deadline=None)

@@ -66,3 +66,14 @@ def test_what_takes_no_instruction():
     op = parse(BODY).main.body.ops[0]
     free = [o.name.removeprefix("scalar.") for o in op.body.ops if o in free_ops(op)]
     assert free == ["const", "cast", "shr", "cast", "bit_xor", "yield"]
+
+
+@pytest.mark.parametrize(("index", "gathers"), [("j // 4", 0), ("j // 2", 1), ("j % 4", 1)])
+def test_points_of_a_vector_read_their_groups_mean_together(index, gathers):
+    text = f"""module @m {{ tensor.func @k(%x: f32[8, 16], %m: f32[8, 16]) -> f32[8, 16] {{
+      %0 = tensor.map(%x, %m, par = (i: 8, j: 16), reads = [[i, j], [i, {index}]]) : f32[8, 16] {{
+        ^(%a: f32, %b: f32)
+        %s = scalar.sub(%a, %b) : f32
+        scalar.yield(%s) }}
+      tensor.return(%0) }} }}"""
+    assert stream_problem(parse(text).funcs[0]).gathers == gathers
