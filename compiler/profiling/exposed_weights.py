@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.ir.thread.launch_ops import PREFETCH, WAIT, constant_params
 from tilewright.ir.thread.role_ops import ROLE, threads_of
 from tilewright.ir.types import ScalarType, itemsize
-
-#: bytes of a line of the last-level cache, which a prefetch brings (CUDA C++ Programming Guide)
-LINE_BYTES = 128
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
 from tilewright.passes.tensor.order_kernels import calls_before, reordered, steps_of
 
-#: a kernel is short where starting it takes at least this share of its time
-START_SHARE = 0.1
+#: a kernel is short where it takes at most as long as so many starts of kernels
+SHORT_STARTS = 10
 #: arrays that one launch reads and writes, at most: they are its arguments
 MAX_ARRAYS = 96
 WHEN = ("auto", "always", "never")
@@ -45,7 +45,7 @@ def join_maps(module: Module, ctx: PassContext, *, when: str = "auto") -> Module
     kernels = {f.name: f for f in module.funcs if f.name != "main"}
     alone = {name: alone_s(f, ctx, hardware) for name, f in kernels.items() if _maps(f)}
     if when == "auto":
-        alone = {n: s for n, s in alone.items() if hardware.launch_floor_s >= START_SHARE * s}
+        alone = {n: s for n, s in alone.items() if s <= SHORT_STARTS * hardware.launch_floor_s}
 
     def pays(kernel: Func, calls: Sequence[Op]) -> bool:
         apart_s = sum(alone[callee_of(call)] for call in calls)
