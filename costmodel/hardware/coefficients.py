@@ -216,6 +216,8 @@ class ChainCoefficients:
     neighbour_read_instructions: float
     #: instructions that one shuffle and what it combines take, latency included
     shuffle_instructions: float
+    #: share of the estimated rate at which the steps of a batch's recurrence run, whose text is read once
+    batch_steps_efficiency: float
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import POINTWISE
+from tilewright.passes.graph.recompute.choose_saved import MEMORY_BUDGET
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
@@ -35,12 +36,15 @@ def join_maps(module: Module, ctx: PassContext, *, when: str = "auto") -> Module
     weights to 16 bits, statistics of norms, the ends of sums in parts, updates of weights. Those between
     which no path leads become one, at a place behind all that they read and before all that reads them. No
     more is alive at once than before. when: `auto` where the estimate of the joined kernel is below the sum
-    of the others', on a GPU; `always` where legal; `never`.
+    of the others', on a GPU, except in a step with a budget of memory: where others overwrite an array that
+    nobody needs any more, a joined launch takes one beside it; `always` where legal; `never`.
     """
     if when not in WHEN:
         raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or not isinstance(hardware, GpuHardware):
+        return module
+    if when == "auto" and module.main.get(MEMORY_BUDGET) is not None:
         return module
     kernels = {f.name: f for f in module.funcs if f.name != "main"}
     alone = {name: alone_s(f, ctx, hardware) for name, f in kernels.items() if _maps(f)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 from tilewright.ir import Expr, TensorType
 from tilewright.ir.expr import substitute, symbols
@@ -37,12 +38,12 @@ MOST_OFFSET = 255
 class Boxes:
     """How a factor lies in memory for the copy engine.
 
-    outer: dimensions of the batch and taps, each with its elements from one index to the next. rows: those of
-    the rows, which are one run of equal steps; rows_step, channel_step: elements from one to the next. start:
-    elements before the first one.
+    outer: groups of dimensions of the batch and taps, each a run of equal steps, with elements from one index
+    to the next. rows: those of the rows, one such run; rows_step, channel_step: elements from one
+    to the next. start: elements before the first one.
     """
 
-    outer: tuple[tuple[str, int], ...]
+    outer: tuple[tuple[tuple[str, ...], int], ...]
     rows: int
     rows_step: int
     channel: int
@@ -55,7 +56,7 @@ class Boxes:
         inner = [(self.rows, self.rows_step), (self.channel, self.channel_step)]
         if self.channel_step != 1:
             inner.reverse()
-        dims = (*(sizes[d] for d, _ in self.outer), *(n for n, _ in inner))
+        dims = (*(prod(sizes[d] for d in group) for group, _ in self.outer), *(n for n, _ in inner))
         steps = (*(step for _, step in self.outer), *(step for _, step in inner))
         return TensorMap(
             copied_as(storage_dtype(dtype).name),
@@ -84,8 +85,14 @@ def boxes_of(view: MatrixView, operand: int) -> Boxes | None:
     rows = [(sizes[d], steps.get(d, 0)) for d in view.outer(operand) if sizes[d] > 1]
     if not _one_run(rows):
         return None
-    others = (*view.batch, *view.taps)
-    outer = tuple((d, steps[d]) for d in others if sizes[d] > 1 and steps.get(d, 0))
+    others = [d for d in (*view.batch, *view.taps) if sizes[d] > 1 and steps.get(d, 0)]
+    runs = [[d] for d in others[:1]]
+    for last, d in pairwise(others):
+        if _one_run([(sizes[last], steps[last]), (sizes[d], steps[d])]):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    outer = tuple((tuple(run), steps[run[-1]]) for run in runs)
     count = view.size(view.outer(operand))
     rows_step = rows[-1][1] if rows else 0
     channel_step = steps.get(view.channel, 0) or 1
@@ -120,10 +127,21 @@ def comes_in_boxes(view: MatrixView, operand: int) -> bool:
     return windows is not None and windows.map(0, tensor, row, row, ROW_BYTES) is not None
 
 
-def start_of_box(boxes: Boxes, index: Mapping[str, Expr], row: Expr, channel: Expr) -> tuple[Expr, ...]:
-    """The coordinates of a box: of the batch and taps, then of its first row and channel as they lie."""
+def start_of_box(
+    boxes: Boxes, index: Mapping[str, Expr], sizes: Mapping[str, int], row: Expr, channel: Expr
+) -> tuple[Expr, ...]:
+    """The coordinates of a box: of the batch and taps, then of its first row and channel as they lie.
+
+    sizes: extents of the dimensions.
+    """
     inner = (row, channel) if boxes.channel_step == 1 else (channel, row)
-    return (*(index[d] for d, _ in boxes.outer), *inner)
+    outer = []
+    for (first, *others), _ in boxes.outer:
+        at = index[first]
+        for d in others:
+            at = at * sizes[d] + index[d]
+        outer.append(at)
+    return (*outer, *inner)
 
 
 @dataclass(frozen=True)

@@ -182,10 +182,11 @@ class Staged:
         along_channel, along_rows = (first, 0) if self.turned else (0, first)
         with w.loop("panel", panels, unroll=1) as panel:
             row = self.origin + along_rows + panel * self.panel
+            at = start_of_box(self.boxes, index, self.view.sizes, row, channel + along_channel)
             w.b.do(
                 "thread.copy_tile", w.inputs[self.source.value], self.tiles,
                 map=self.map,
-                at=tuple(map(w.simple, start_of_box(self.boxes, index, row, channel + along_channel))),
+                at=tuple(map(w.simple, at)),
                 dst=tuple(map(w.simple, self._at(slot, first, panel * self.panel))),
                 tile=(1,) * (rank - 2) + (part, self.panel),
                 to=tuple(range(self.sharers)) if self.sharers > 1 else (),

@@ -90,7 +90,8 @@ def resident_tiles_s(view: TilesView, p: TilesParameters, hardware: GpuHardware)
 
     A block is alone on its multiprocessor and does one thing after the other: tiles of the state are read and
     multiplied, parts of sums are exchanged, maps applied, its units written to all blocks, and all meet.
-    Results are written, and parameters read, element by element.
+    Results are written, and parameters read, element by element. The sum of these is divided by the share of
+    that rate which such kernels reach.
     """
     fit, rows, smem = hardware.matrix, hardware.rows, hardware.smem_bytes_per_sm_per_clk
     threads, size = p.threads(view), itemsize(view.dtype)
@@ -121,4 +122,5 @@ def resident_tiles_s(view: TilesView, p: TilesParameters, hardware: GpuHardware)
     accesses = sum(map(len, view.of_row.read)) + len(view.of_row.ready)
     applied = instructions(view.applied) + 2 * accesses
     maps_clk = applied * p.lane_points(view) * issue
-    return float(hardware.estimate_launch_s + (start_clk + chain_clk + maps_clk) / hardware.clock_hz)
+    clk = (start_clk + chain_clk + maps_clk) / hardware.chain.batch_steps_efficiency
+    return float(hardware.estimate_launch_s + clk / hardware.clock_hz)

@@ -26,7 +26,8 @@ def merged(
 
     Gives the function, the values of @main it is called with, and those of `outputs` it returns. A value that
     one kernel writes and another reads in a different shape is read at the same place of the dense buffer.
-    once: so is a value that several kernels read in different shapes, else a parameter of each shape.
+    once: so is a value that several kernels read in different shapes, else a parameter of each shape. What
+    indices address keeps the shape that they are of.
     """
     m = _Merger(once)
     for call in calls:
@@ -49,13 +50,15 @@ class _Merger:
     def inline(self, call: Op, kernel: Func) -> None:
         """Append a copy of the kernel's ops with the call's values."""
         env: dict[Value, Value] = {}
+        targets = _addressed(kernel)
         for v, p in zip(call.operands, kernel.params, strict=True):
             key = (v, p.type)
             if v in self.inside:
                 env[p] = self.inside[v]
                 continue
             known = next((q for (w, _), q in self.params.items() if w is v), None) if self.once else None
-            if known is not None and known.tensor.dense and p.tensor.dense:
+            same = known is not None and known.tensor.shape == p.tensor.shape
+            if known is not None and known.tensor.dense and p.tensor.dense and (same or p not in targets):
                 env[p] = known
                 continue
             if key not in self.params:
@@ -83,6 +86,12 @@ class _Merger:
             self.reduced.add(new)
             names[d] = new
         return op if all(a == b for a, b in names.items()) else rename_dims(op, names)
+
+
+def _addressed(kernel: Func) -> set[Value]:
+    """The values whose elements indices name, as data of gathers: their shape is part of the address."""
+    ops = kernel.body.ops[:-1]
+    return {v for op in ops for v in op.operands[: len(op.operands) - len(reads(op))]}
 
 
 def _reading(op: Op, env: dict[Value, Value]) -> Op:

@@ -8,9 +8,10 @@ from codegen_samples import run
 from decision_samples import with_template
 from matrix_samples import CTX, THREAD, assert_close, inputs_of, matrix_parameters, product, view_of
 
-from tilewright.ir import Func, Module, walk
+from tilewright.ir import Func, Module, Sym, walk
+from tilewright.ir.expr import substitute
 from tilewright.passes import Pipeline, run_pipeline
-from tilewright.passes.kernels.matrix.boxes import SpatialWindow, windows_of
+from tilewright.passes.kernels.matrix.boxes import SpatialWindow, boxes_of, start_of_box, windows_of
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 
@@ -144,10 +145,29 @@ def test_windows_of_phases_are_offset_as_taps_are():
     assert windows_of(view_of(far), 0) is None, "offsets are bytes"
 
 
+def test_outer_dimensions_of_one_run_are_one_of_the_map():
+    """A map has five dimensions at most: weights of phases and taps have six."""
+    view = view_of(phases())
+    boxes = boxes_of(view, 1)
+    assert boxes is not None
+    assert boxes.outer == ((("p", "q", "r", "s"), 16 * 16),)
+    index = {d: Sym(d) for d in "pqrs"}
+    at = start_of_box(boxes, index, view.sizes, 3, 8)
+    assert substitute(at[0], {"p": 1, "q": 0, "r": 1, "s": 1}) == 11
+    assert at[1:] == (3, 8)
+    apart = convolution(weights=("3, 4, 24, 16", "[r, s, k, c]"))
+    boxes = boxes_of(view_of(apart), 1)
+    assert boxes is not None
+    assert boxes.outer == ((("r",), 4 * 24 * 16), (("s",), 24 * 16)), "a column of taps is left out"
+
+
 @pytest.mark.emulator
 def test_windows_of_phases_on_the_emulator():
     func = engine(phases(), 64, 16, 16, 4, 1, 3)
-    assert sum(op.name == "thread.copy_window" for op in walk(func.body)) == 1
+    assert [sum(op.name == f"thread.copy_{x}" for op in walk(func.body)) for x in ("window", "tile")] == [
+        1,
+        1,
+    ]
     image, weights = (v.astype(np.float64) for v in inputs_of(phases()))
     padded = np.pad(image, ((0, 0), (1, 1), (1, 1), (0, 0)))
     want = np.zeros((2, 2, 2, 4, 3, 16))
