@@ -10,7 +10,7 @@ from tilewright.codegen import KernelSource
 from tilewright.compilation.planning import plan_module
 from tilewright.devices.targets import Target
 from tilewright.ir import InputError, Module
-from tilewright.passes.graph.recompute.choose_saved import MEMORY_BUDGET
+from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.plan.execution_plan import ExecutionPlan
 

@@ -10,6 +10,8 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read
 
+#: the attribute of @main that says how many bytes its network may take, where it is there
+MEMORY_BUDGET = "memory_budget"
 #: below so many bytes nobody asks what memory is for
 FLOOR_BYTES = 4 << 20
 

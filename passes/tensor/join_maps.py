@@ -10,7 +10,7 @@ from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import POINTWISE
-from tilewright.passes.graph.recompute.choose_saved import MEMORY_BUDGET
+from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled

@@ -13,6 +13,7 @@ from tilewright.ir.facts import Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import RECOMPUTED
+from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.graph.recompute.copies import with_copies
 from tilewright.passes.graph.recompute.kernel_view import (
@@ -33,8 +34,8 @@ from tilewright.passes.graph.recompute.saving_problem import (
 )
 from tilewright.passes.graph.recompute.segments import segment_inputs
 
-#: the function attributes that say how to choose, where they are there
-CHECKPOINT, MEMORY_BUDGET = "checkpoint", "memory_budget"
+#: the attribute of @main that says how to choose, where it is there
+CHECKPOINT = "checkpoint"
 #: cuts that follow each other, each with what the kernels of the one before store
 ROUNDS = 3
 #: numbers of segments that are tried for a budget of memory; `blocks` takes the one of the lowest peak
