@@ -394,8 +394,6 @@ class _RoleMatrix:
                     self._sum(pieces[0], ring, acc, tile, chunks)
                     w.b.do("thread.warpgroup_wait", acc)
                     w.b.do("thread.release", self._kept(ring), item=chunks - 1)
-        if parts:
-            w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
         w.b.do("thread.barrier")
         whole = self._lay_down(acc, ring)
         meet(w)

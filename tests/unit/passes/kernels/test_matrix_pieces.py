@@ -102,6 +102,7 @@ def split_of(*arrays: np.ndarray) -> list[np.ndarray]:
         ((128, 32, 32, 8, 1, 2), {"blocks": 1}),  # two warpgroups, two tiles
         ((64, 16, 32, 4, 1, 3), {"blocks": 2, "teams": 2}),
         ((64, 48, 16, 4, 1, 2), {"transport": "threads"}),
+        ((64, 32, 32, 4, 1, 3), {"parts": 3}),  # 6, 6 and 4 chunks
     ],
 )
 def test_products_and_what_is_not_finite(tiles, more):
