@@ -18,7 +18,7 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP, WARPGROUP_WARPS
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
 from tilewright.ir.types import itemsize, storage_dtype
-from tilewright.passes.analysis.terms import Read, Term
+from tilewright.passes.analysis.terms import Read, Term, leaves
 from tilewright.passes.kernels.attention.term_writer import TermWriter
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
@@ -30,6 +30,8 @@ ALIGNMENT = 1024
 PROMOTION_BYTES = 256
 #: threads of the role that fills channels
 COPIERS = WARP * WARPGROUP_WARPS
+#: 32-bit words that a thread of the copying role reads before it stores: it waits once for all of them
+_WORDS_AHEAD = 48
 
 
 class PanelFrame(Protocol):
@@ -67,6 +69,21 @@ class PanelShape:
     def elements(self) -> int:
         """Elements of a tile with those that fill up the last panel."""
         return self.panels * self.rows * self.panel
+
+
+def read_ahead(term: Term, lanes: int, steps: int) -> int:
+    """Vectors of `lanes` elements of a term that a thread reads before it stores: a divisor of `steps`."""
+    read = dict.fromkeys(x for x in leaves(term) if isinstance(x, Read))
+    words = sum(-(-lanes * itemsize(x.value.tensor.dtype) // 4) for x in read)
+    most = min(steps, max(1, _WORDS_AHEAD // max(words, 1)))
+    return max(d for d in range(1, most + 1) if steps % d == 0)
+
+
+def waits_of(term: Term, shape: PanelShape, dtype: str) -> int:
+    """Times that a thread of the copying role waits for what it reads of a tile that it computes."""
+    lanes = VECTOR_BYTES // itemsize(dtype)
+    steps = -(-shape.elements // lanes // COPIERS)
+    return steps // read_ahead(term, lanes, steps)
 
 
 @dataclass(frozen=True)
@@ -198,7 +215,9 @@ class PanelTiles:
         lanes = VECTOR_BYTES // itemsize(view.dtype)
         vectors = shape.panel // lanes
         total = shape.panels * shape.rows * vectors
-        with w.loop("f", -(-total // COPIERS)) as step:
+        steps = -(-total // COPIERS)
+        ahead = read_ahead(self.term, lanes, steps)
+        with w.loop("f", steps, unroll=1 if ahead == steps else ahead) as step:
             linear = w.simple(step * COPIERS + Sym("tid"))
             panel, row, vector = w.unravel(linear, (shape.panels, shape.rows, vectors))
             with w.when(w.below(linear, total)), w.loop("v", lanes, unroll=1) as lane:

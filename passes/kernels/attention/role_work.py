@@ -31,7 +31,7 @@ from tilewright.passes.analysis.terms import Read, leaves
 from tilewright.passes.kernels.attention.bands import BandedScore, banded_score
 from tilewright.passes.kernels.attention.blocks import PRODUCT_REGISTERS
 from tilewright.passes.kernels.attention.epilogue import PIECE_COLUMNS, PIECE_PAD
-from tilewright.passes.kernels.attention.panels import ALIGNMENT, PanelShape, engine_map
+from tilewright.passes.kernels.attention.panels import ALIGNMENT, PanelShape, engine_map, waits_of
 from tilewright.passes.kernels.attention.parameters import (
     COPIER_WARPS,
     GROUP_ROWS,
@@ -62,7 +62,8 @@ class RoleWork:
     shared_bytes: per block; least_bytes: inputs and results once, at least; moved_bytes: all that is read and
     written, each element once. map_work, map_reads: instructions and reads of parameters per element of the
     scores; mask_work: the same where a tile is masked, `masked` tiles for each tile of queries. written:
-    instructions of the copying role per element of the factors that it computes.
+    instructions of the copying role per element of the factors that it computes; waits, query_waits: times
+    that it waits for what it reads for them, per tile of keys and per tile of queries.
     """
 
     heads: int
@@ -87,6 +88,8 @@ class RoleWork:
     map_reads: float
     mask_work: float
     written: float
+    waits: int
+    query_waits: int
 
     @property
     def groups(self) -> int:
@@ -208,9 +211,11 @@ def estimate_roles(work: RoleWork, hardware: GpuHardware) -> float:
     shared = work.groups * max(step.shared.values())
     masks = work.masked * work.tile / 2 * work.mask_work / fit.role_issue_efficiency
     copied = work.written * work.tile * (work.inner + work.width) / (WARP * COPIER_WARPS)
+    copied += work.waits * hardware.chain.read_clk
     # the first softmax and the last mix of a tile of queries run beside nothing of its own
     vectors = GROUP_ROWS * work.width / 4.0 / (WARP * WARPGROUP_WARPS) * fit.vector_instructions
     turn = step.scores + step.mix + masks + vectors * fit.chain_clk + fit.role_turn_clk
+    turn += work.query_waits * hardware.chain.read_clk
     start = fit.first_clk + _BYTES * work.rows * work.inner / hardware.matrix.role_bytes_per_sm_per_clk
     one = max(alone, copied, shared * fits)
 
@@ -325,6 +330,7 @@ def _work(facts: _Facts, plan: AttentionParameters) -> RoleWork:
     computed = [
         t for t, names, inner, shape in factors if engine_map(view, t, names, inner, shape, 0) is None
     ]
+    waits = {t: waits_of(t, shape, view.dtype) for t, _, _, shape in factors if t in computed}
     reads = dict.fromkeys(x for t in (score.inner, view.dropped) for x in leaves(t) if isinstance(x, Read))
     ahead, shares = reads_of_scores(view, plan, reads)
     return RoleWork(
@@ -350,4 +356,6 @@ def _work(facts: _Facts, plan: AttentionParameters) -> RoleWork:
         map_reads=shares,
         mask_work=float(term_work(score.mask)) if score.mask is not None else 0.0,
         written=float(sum(10 + term_work(t) for t in computed)),
+        waits=sum(waits.get(t, 0) for t in (view.k, view.v)),
+        query_waits=waits.get(view.q, 0),
     )

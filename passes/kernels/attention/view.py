@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, prod
 
 import numpy as np
@@ -116,10 +116,43 @@ def attention_view(kernel: Func) -> AttentionView | None:
     outputs = _outputs(kernel, match, terms)
     if outputs is None:
         return None
-    scale, score = without_scale(match.score)
+    factors, moved = _unscaled_factors(match, dtype)
+    scale, score = without_scale(moved)
     mixes, sums = outputs
-    fields = vars(match) | {"score": score, "dtype": dtype, "scale": scale, "outputs": mixes, "lse": sums}
+    fields = vars(match) | factors
+    fields |= {"score": score, "dtype": dtype, "scale": scale, "outputs": mixes, "lse": sums}
     return AttentionView(**fields)
+
+
+def _unscaled_factors(match: Attention, dtype: str) -> tuple[dict[str, Term], Term]:
+    """Queries and keys without the constants they are multiplied by, and the score that has these.
+
+    rewrite:  (0.35 q) (0.35 k)   -->   0.1225 (q k)
+
+    Sums are in float32, so they hold what is not scaled before. What is left is an element of a parameter:
+    the copy engine brings it, where a product of it would pass through registers.
+    """
+    factors, scale = {"q": match.q, "k": match.k}, 1.0
+    for name, term in factors.items():
+        number, rest = _taken(term)
+        inner = peeled(rest)
+        if isfinite(number) and isinstance(inner, Read) and inner.value.tensor.dtype == dtype:
+            factors[name], scale = inner, scale * number
+    if scale == 1.0:
+        return factors, match.score
+    constant = Apply("scalar.const", (("value", scale), ("dtype", "f32")), _F32, ())
+    return factors, _replaced(
+        match.score, match.product, Apply("scalar.mul", (), _F32, (match.product, constant))
+    )
+
+
+def _replaced(term: Term, old: Term, new: Term) -> Term:
+    """The term with `new` in place of each `old`."""
+    if term == old:
+        return new
+    if not isinstance(term, Apply):
+        return term
+    return replace(term, args=tuple(_replaced(a, old, new) for a in term.args))
 
 
 def _is_alone(kernel: Func, match: Attention) -> bool:

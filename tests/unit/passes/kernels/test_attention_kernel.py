@@ -12,6 +12,7 @@ from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.ir import Func, InputError, Module, Pairs, parse, walk
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, pipelines, run_pipeline
+from tilewright.passes.analysis.terms import Read
 from tilewright.passes.kernels.attention.lowering import lower_attention
 from tilewright.passes.kernels.attention.parameters import AttentionParameters
 from tilewright.passes.kernels.attention.view import attention_view, reach
@@ -170,23 +171,63 @@ def test_factors_that_run_along_tokens():
     assert {op["lanes"] for op in copies} == {8}
 
 
+def mapped(op: str, name: str, at: str, number: float) -> str:
+    """A map of a factor as text: `op` of an element and a number."""
+    names, sizes = (", ".join(d.split(": ")[i] for d in at.split(", ")) for i in (0, 1))
+    return f"""%{name}s = tensor.map(%{name}, par = ({at}), reads = [[{names}]]) : f16[{sizes}] {{
+      ^(%a: f16) %n = scalar.const(value = {number}, dtype = "f16") : f16 %r = scalar.{op}(%a, %n) : f16
+      scalar.yield(%r) }}
+    """
+
+
 def test_queries_are_computed_and_unaligned_factors_copied_one_by_one():
-    scaled = """%qs = tensor.map(%q, par = (m: 6, h: 2, c: 8), reads = [[m, h, c]]) : f16[6, 2, 8] {
-      ^(%a: f16) %n = scalar.const(value = 0.5, dtype = "f16") : f16 %r = scalar.mul(%a, %n) : f16
-      scalar.yield(%r) }
-    %s0 ="""
     text = tw.show(Module("m", (attention(at=("m, h, c", "k, h, c", "k, h, e")),)))
     params = "%q: f16[6, 2, 8], %k: f16[10, 2, 9], %v: f16[10, 2, 17]"
     text = text.replace("%q: f16[6, 2, 8], %k: f16[10, 2, 8], %v: f16[10, 2, 16]", params)
-    text = text.replace("%s0 =", scaled, 1).replace("tensor.contract(%q,", "tensor.contract(%qs,", 1)
+    shifted = mapped("add", "q", "m: 6, h: 2, c: 8", 0.5)
+    text = text.replace("%s0 =", shifted + "%s0 =", 1).replace(
+        "tensor.contract(%q,", "tensor.contract(%qs,", 1
+    )
     kernel = parse(text)["k"]
     view = attention_view(kernel)
     assert view is not None
     inputs = drawn(kernel)
     q, k, v = by_heads({"q": inputs["q"], "k": inputs["k"][..., :8], "v": inputs["v"][..., :16]})
-    want = softmax(0.5 * q @ k.transpose(0, 2, 1)) @ v
+    want = softmax((q + 0.5) @ k.transpose(0, 2, 1)) @ v
     assert np.abs(emulated(kernel, inputs, 16, 16, 1, 1) - want).max() < ERRORS["f16"]
     assert not any(op.name == "thread.copy_async" for op in walk(lowered(kernel, 16, 16, 1, 1).body))
+
+
+BIASED = (
+    "%s1 = tensor.map(%s0, %bias, {s}, reads = [[{at}], [h, m, k]]) : {t} {{ ^(%a: f32, %b: f16) "
+    '%w = scalar.cast(%b, dtype = "f32") : f32 %r = scalar.add(%a, %w) : f32 scalar.yield(%r) }}'
+)
+
+
+@pytest.mark.parametrize(
+    ("by", "biased", "kept"),
+    [
+        ((0.5, 0.25), False, (0.125, True)),
+        ((0.5, 0.25), True, (1.0, True)),
+        ((0.5, -0.25), False, (0.5, False)),
+    ],
+)
+def test_constants_that_scale_queries_and_keys_scale_scores(by, biased, kept):
+    """Where a bias is added, the product alone is scaled; a sign stays where it is."""
+    params = "%q: f16[6, 2, 8], %k: f16[10, 2, 8], %v: f16[10, 2, 16], %bias: f16[2, 6, 10]"
+    more = {"scores": BIASED, "last": "%s1"} if biased else {}
+    text = tw.show(Module("m", (attention(params, at=("m, h, c", "k, h, c", "k, h, e"), **more),)))
+    scaled = mapped("mul", "q", "m: 6, h: 2, c: 8", by[0]) + mapped("mul", "k", "k: 10, h: 2, c: 8", by[1])
+    text = text.replace("%s0 =", scaled + "%s0 =", 1)
+    kernel = parse(text.replace("tensor.contract(%q, %k,", "tensor.contract(%qs, %ks,", 1))["k"]
+    view = attention_view(kernel)
+    assert view is not None
+    assert isinstance(view.q, Read)
+    assert (view.scale, isinstance(view.k, Read)) == kept
+    inputs = drawn(kernel)
+    q, k, v = by_heads({name: inputs[name] for name in "qkv"})
+    scores = by[0] * by[1] * q @ k.transpose(0, 2, 1) + biased * inputs["bias"].astype(np.float64)
+    assert np.abs(emulated(kernel, inputs, 16, 16, 1, 1) - softmax(scores) @ v).max() < ERRORS["f16"]
 
 
 def test_no_intermediate_leaves_registers():
