@@ -7,10 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
-from tilewright.ir.types import FLOATS, storage_dtype
+from tilewright.ir.types import FLOAT8, FLOATS, converted, storage_dtype
 
-#: 16-bit floats live in registers and memory as their bits and are computed on as f32.
-NARROW = frozenset({"f16", "bf16"})
+#: floats of 16 bits, two of which share a register of a matrix fragment
+HALVES = frozenset({"f16", "bf16"})
+#: floats of 16 and 8 bits live in registers and memory as their bits and are computed on as f32.
+NARROW = HALVES | {*FLOAT8}
 
 
 class Dialect(Protocol):
@@ -69,8 +71,10 @@ def float_digits(value: float | int | bool, dtype: str) -> str | None:
 
 
 def bits_of(value: float | int | bool, dtype: str) -> int:
-    """The bits of a 16-bit float."""
-    return int(np.asarray(value).astype(storage_dtype(dtype)).view(np.uint16))
+    """The bits of a 16-bit or 8-bit float."""
+    t = storage_dtype(dtype)
+    stored = converted(np.asarray(value), dtype) if dtype in FLOAT8 else np.asarray(value).astype(t)
+    return int(stored.view(f"u{t.itemsize}"))
 
 
 def wrapped(value: float | int | bool, dtype: str) -> int:
@@ -95,9 +99,9 @@ def number_literal(
     suffixes: dict[str, str],
     not_finite: Callable[[float, str], str],
 ) -> str:
-    """A C literal of a number; 16-bit floats are their bits, and `not_finite` writes infinities and nan."""
+    """A C literal of a number; floats of 16 and 8 bits are their bits, and `not_finite` writes infinities and nan."""
     if dtype in NARROW:
-        return f"({types[dtype]})0x{bits_of(value, dtype):04x}"
+        return f"({types[dtype]})0x{bits_of(value, dtype):0{2 * storage_dtype(dtype).itemsize}x}"
     if dtype not in ("f32", "f64"):
         return integer_literal(wrapped(value, "i64" if dtype == "index" else dtype), dtype, suffixes)
     digits = float_digits(value, dtype)
@@ -109,6 +113,7 @@ def number_literal(
 
 _CUDA_TYPES = {
     "f64": "double", "f32": "float", "f16": "unsigned short", "bf16": "unsigned short",
+    "f8e4m3": "unsigned char",
     "i64": "long long", "i32": "int", "i16": "short", "i8": "signed char",
     "u64": "unsigned long long", "u32": "unsigned int", "u16": "unsigned short", "u8": "unsigned char",
     "bool": "unsigned char", "index": "long long",
@@ -160,7 +165,7 @@ class CudaDialect:
 
 
 _OPENCL_TYPES = {
-    "f64": "double", "f32": "float", "f16": "ushort", "bf16": "ushort",
+    "f64": "double", "f32": "float", "f16": "ushort", "bf16": "ushort", "f8e4m3": "uchar",
     "i64": "long", "i32": "int", "i16": "short", "i8": "char",
     "u64": "ulong", "u32": "uint", "u16": "ushort", "u8": "uchar", "bool": "uchar", "index": "long",
 }  # fmt: skip

@@ -13,7 +13,7 @@ from tilewright.ir import scalar_derivatives as by
 from tilewright.ir.errors import InputError
 from tilewright.ir.float_pieces import PIECES, joined, piece_of
 from tilewright.ir.opdef import AttrDef, Attrs, Partials, define, no_results
-from tilewright.ir.types import FLOATS, ScalarType, Type, numpy_dtype
+from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, Type, converted, numpy_dtype
 
 
 def _scalars(types: Sequence[Type]) -> list[ScalarType]:
@@ -63,6 +63,7 @@ def _elementwise(
 ) -> None:
     def infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         t = _same(types)
+        _require(t.dtype not in FLOAT8, "operands converted to f32 as", t)
         _require(kinds != "float" or t.dtype in FLOATS, "floating", t)
         _require(kinds != "bool" or t.dtype == "bool", "bool", t)
         _require(kinds != "int" or t.dtype not in FLOATS, "integer", t)
@@ -193,10 +194,10 @@ define(
 define(
     "scalar.cast",
     ("a",),
-    "Convert to `dtype`; float to integer truncates towards zero.",
+    "Convert to `dtype`; float to integer truncates towards zero, to a float of one byte saturates.",
     attrs={"dtype": AttrDef("dtype")},
     infer=lambda t, a: [ScalarType(a["dtype"], _scalars(t)[0].lanes)],
-    evaluate=lambda x, a: [x[0].astype(numpy_dtype(a["dtype"]))],
+    evaluate=lambda x, a: [converted(x[0], a["dtype"])],
     elementwise=True,
     partials=by.CAST,
 )
@@ -241,7 +242,7 @@ define(
     "A constant of `dtype`.",
     attrs={"value": AttrDef("number"), "dtype": AttrDef("dtype")},
     infer=lambda t, a: [ScalarType(a["dtype"])],
-    evaluate=lambda x, a: [np.asarray(a["value"]).astype(numpy_dtype(a["dtype"]))],
+    evaluate=lambda x, a: [converted(np.asarray(a["value"]), a["dtype"])],
     elementwise=True,
     partials=by.CONSTANT,
 )

@@ -18,6 +18,7 @@ _NUMPY: dict[str, np.dtype] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "i64": np.dtype(np.int64),
     "i32": np.dtype(np.int32),
     "i16": np.dtype(np.int16),
@@ -33,6 +34,8 @@ DTYPES = frozenset(_NUMPY)
 FLOATS = frozenset({"f64", "f32", "f16", "bf16"})
 #: dtypes of quantised numbers, whose products are summed exactly in 32 bits
 BYTES = ("i8", "u8")
+#: floats of one byte, which are stored and multiplied: all other arithmetic is on what they are converted to
+FLOAT8 = ("f8e4m3",)
 #: memory spaces: device memory, block-shared memory, registers of one thread, matrix fragments of one warp.
 SPACES = frozenset({"global", "shared", "reg", "frag"})
 #: more elements than any memory holds; sizes in bytes stay within 64 bits
@@ -42,6 +45,8 @@ MAX_RANK = 64
 LANES = frozenset({1, 2, 4, 8, 16})
 
 _LONG = {"float": "f", "int": "i", "uint": "u", "bfloat": "bf"}
+#: long names that say more than a kind and a number of bits
+_OTHER = {"float8_e4m3fn": "f8e4m3", "bool_": "bool", "uint1": "bool"}
 _widen: ContextVar[bool] = ContextVar("widen", default=False)
 
 
@@ -180,7 +185,10 @@ def itemsize(dtype: str) -> int:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype that stores `dtype`; within `widened()` every float is float64."""
+    """The NumPy dtype that stores `dtype`; within `widened()` every float is float64.
+
+    Floats of one byte stay what they are: rounding to them is what a quantised network computes.
+    """
     if _widen.get() and dtype in FLOATS:
         return _NUMPY["f64"]
     return _NUMPY[dtype]
@@ -189,6 +197,24 @@ def numpy_dtype(dtype: str) -> np.dtype:
 def storage_dtype(dtype: str) -> np.dtype:
     """The NumPy dtype that stores `dtype`, whatever the evaluation precision."""
     return _NUMPY[dtype]
+
+
+def converted(x: np.ndarray, dtype: str) -> np.ndarray:
+    """`x` as the NumPy dtype that stores `dtype`, as casts of every level convert.
+
+    Floats become integers by leaving off the fraction. To floats of one byte, numbers are first rounded to
+    float32, then to the nearest one with ties to even, and what is beyond the largest, infinities too, becomes
+    that one with its sign (448 for f8e4m3), as the conversions of sm_89 and newer (`satfinite`) do.
+    """
+    if dtype not in FLOAT8:
+        return x.astype(numpy_dtype(dtype))
+    stored = _NUMPY[dtype]
+    if x.dtype == stored:
+        return x.copy()
+    real = x.astype(np.float32)
+    most = np.float32(ml_dtypes.finfo(stored).max)
+    held = np.where(np.isnan(real), np.float32(np.nan), np.clip(real, -most, most))
+    return np.asarray(held.astype(stored))
 
 
 @contextmanager
@@ -210,8 +236,8 @@ def dtype_name(dtype: object) -> str:
         m = re.fullmatch(r"(float|int|uint|bfloat)(\d+)", text)
         if m and _LONG[m[1]] + m[2] in DTYPES:
             return _LONG[m[1]] + m[2]
-        if text in {"bool_", "uint1"}:
-            return "bool"
+        if text in _OTHER:
+            return _OTHER[text]
         raise InputError(f"expected a dtype such as float32, int64 or bool, got '{text}'")
     for name, np_dtype in _NUMPY.items():
         if np.dtype(dtype) == np_dtype:  # type: ignore[call-overload]

@@ -16,9 +16,15 @@ from tilewright.runtime.errors import InputError
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}
-_DTYPE_OF_CODE = {
-    (_CODES[name.rstrip("0123456789")], 8 * dtype.itemsize): name for name, dtype in DTYPES.items()
-}
+#: element types with a code of their own, since DLPack 1.1
+_OWN_CODES = {"float8_e4m3fn": 10}
+
+
+def _code(name: str) -> int:
+    return _OWN_CODES[name] if name in _OWN_CODES else _CODES[name.rstrip("0123456789")]
+
+
+_DTYPE_OF_CODE = {(_code(name), 8 * dtype.itemsize): name for name, dtype in DTYPES.items()}
 
 
 class _Device(ctypes.Structure):
@@ -169,14 +175,13 @@ def make_capsule(
     address: int, kind: int, device: int, dtype: str, shape: tuple[int, ...], owner: object
 ) -> object:
     """A capsule for dense memory that keeps `owner` alive until the consumer is done."""
-    letters = dtype.rstrip("0123456789")
     bits = 8 * DTYPES[dtype].itemsize
     extents = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     managed = _ManagedTensor()
     managed.tensor.data = address
     managed.tensor.device = _Device(kind, device)
     managed.tensor.rank = len(shape)
-    managed.tensor.dtype = _ElementType(_CODES[letters], bits, 1)
+    managed.tensor.dtype = _ElementType(_code(dtype), bits, 1)
     managed.tensor.shape = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64))
     managed.tensor.byte_offset = 0
     managed.deleter = _c_delete

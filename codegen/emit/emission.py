@@ -356,7 +356,7 @@ class Emission:
 
 
 def compute_dtype(dtype: str) -> str:
-    """The dtype arithmetic on `dtype` happens in: f32 for 16-bit floats."""
+    """The dtype arithmetic on `dtype` happens in: f32 for floats of 16 and 8 bits."""
     return "f32" if dtype in NARROW else dtype
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.codegen.dialect import NARROW
+from tilewright.codegen.dialect import HALVES
 from tilewright.codegen.emit.emission import BufferRef, Emission
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr, Sym
@@ -35,7 +35,7 @@ ROLES = ("a", "b", "c")
 
 def registers(t: TensorType) -> int:
     """32-bit registers per lane of one tile; raises UnsupportedError for a tile no instruction takes."""
-    size = itemsize(t.dtype) if t.dtype in NARROW | {"f32", *BYTES} else 0
+    size = itemsize(t.dtype) if t.dtype in HALVES | {"f32", *BYTES} else 0
     count = _REGISTERS.get((size, t.shape[-2:]))
     if (t.dtype, t.shape[-2:]) == ("i32", (16, 8)):
         count = _REGISTERS[4, (16, 8)]  # sums of bytes
@@ -81,10 +81,10 @@ def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[t
         return [[(r, c + i) for i in range(4)] for r, c in corners]
     if t.dtype in BYTES:
         return [[(PAIR * 4 + k + i, ROW) for i in range(4)] for k in (0, 16)]
-    if t.dtype in NARROW and role == "a":
+    if t.dtype in HALVES and role == "a":
         starts = [(ROW, PAIR * 2), (ROW + 8, PAIR * 2), (ROW, PAIR * 2 + 8), (ROW + 8, PAIR * 2 + 8)]
         return [[(r, c), (r, c + 1)] for r, c in starts]
-    if t.dtype in NARROW:
+    if t.dtype in HALVES:
         return [[(PAIR * 2 + k, ROW), (PAIR * 2 + k + 1, ROW)] for k in (0, 8)]
     if role == "a" and paired:
         return [[(ROW, PAIR * 2)], [(ROW + 8, PAIR * 2)], [(ROW, PAIR * 2 + 1)], [(ROW + 8, PAIR * 2 + 1)]]

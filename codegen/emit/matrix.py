@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.codegen.dialect import NARROW
+from tilewright.codegen.dialect import HALVES
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter
 from tilewright.codegen.emit.fragments import ROLES, lane_elements, register_text, registers, tile_text
 from tilewright.codegen.emit.warp import cuda_only
@@ -16,7 +16,7 @@ _ROW_BYTES = 16
 _LANE = Sym("lane")
 #: shapes [m, n, k] of the instructions, by the dtypes of their factors
 _SHAPES: dict[tuple[int, ...], frozenset[str]] = {
-    (16, 8, 16): NARROW,
+    (16, 8, 16): HALVES,
     (16, 8, 8): frozenset({"f32"}),
     (16, 8, 32): frozenset(BYTES),
 }
@@ -29,7 +29,7 @@ def _fill(e: Emission, op: Op) -> None:
     cuda_only(e, op)
     b = e.buffer(op.operands[0])
     text = e.dialect.literal(op.number("value"), b.type.dtype)
-    if b.type.dtype in NARROW:
+    if b.type.dtype in HALVES:
         text = f"{text} * 0x10001u"
     tiles = b.type.size // (b.type.shape[-1] * b.type.shape[-2])
     count = tiles * registers(b.type)
@@ -92,9 +92,9 @@ def _load_fragment(e: Emission, op: Op) -> None:
 def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
     """Return whether ldmatrix serves: 16-byte rows in shared memory, of other than 16 bits along k only."""
     role, dtype = str(op["role"]), frag.type.dtype
-    if memory.type.space != "shared" or role == "c" or dtype not in NARROW | {"f32", *BYTES}:
+    if memory.type.space != "shared" or role == "c" or dtype not in HALVES | {"f32", *BYTES}:
         return False
-    if dtype not in NARROW and (op["paired"] or bool(op["transposed"]) == (role == "a")):
+    if dtype not in HALVES and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False
     row = _ROW_BYTES // itemsize(dtype)
     return memory.type.shape[-1] % row == 0 and e.alignment(memory, op.exprs("at"), row) == row
@@ -129,7 +129,7 @@ def _ldmatrix(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> None:
 
 
 def _load_elements(e: Emission, frag: BufferRef, memory: BufferRef, op: Op, at: Index, item: Index) -> None:
-    narrow, transposed = frag.type.dtype in NARROW, bool(op["transposed"])
+    narrow, transposed = frag.type.dtype in HALVES, bool(op["transposed"])
     rounding = e.need("round_tf32") if op["rounding"] else ""
     with e.known({"lane.row": (0, 7), "lane.pair": (0, 3)}):
         for i, elements in enumerate(lane_elements(frag.type, str(op["role"]), bool(op["paired"]))):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.dialect import NARROW
+from tilewright.codegen.dialect import HALVES, NARROW
 from tilewright.codegen.emit.emission import Emission, EmittedValue, compute_dtype, emitter
 from tilewright.codegen.emit.scalar_forms import FORMS, Operands, as_bool, form_of
 from tilewright.codegen.emit.vector_access import words_of_pairs
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.types import FLOATS, itemsize, storage_dtype
+from tilewright.ir.types import FLOAT8, FLOATS, converted, itemsize, storage_dtype
 
 
 def widened_lanes(e: Emission, v: Value, lanes: int) -> list[str]:
@@ -21,7 +21,7 @@ def widened_lanes(e: Emission, v: Value, lanes: int) -> list[str]:
         return texts
     constant = e.value(v).constant
     if constant is not None:
-        rounded = float(np.asarray(constant).astype(storage_dtype(dtype)))
+        rounded = float(_stored(constant, dtype))
         return [e.dialect.literal(rounded, "f32")] * lanes
     return [f"{e.need(f'f32_from_{dtype}', '')}({text})" for text in texts]
 
@@ -82,13 +82,10 @@ def _cast(e: Emission, op: Op) -> None:
     if t.dtype == dtype:
         e.held[op.result] = held
     elif held.constant is not None:
-        converted = (
-            np.asarray(held.constant).astype(storage_dtype(dtype)).astype(storage_dtype(t.dtype)).item()
-        )
-        e.held[op.result] = constant(e, converted, t.dtype)
+        e.held[op.result] = constant(e, _known(held.constant, dtype, t.dtype), t.dtype)
     elif t.lanes > 1 and e.dialect.native_vectors and not NARROW & {dtype, t.dtype}:
         e.bind(op.result, [_native_cast(e, held.parts[0], dtype, t.dtype, t.lanes)])
-    elif t.lanes > 1 and not e.dialect.native_vectors and t.dtype in NARROW and compute_dtype(dtype) == "f32":
+    elif t.lanes > 1 and not e.dialect.native_vectors and t.dtype in HALVES and compute_dtype(dtype) == "f32":
         function = e.need(f"{t.dtype}x2_from_f32", "")
         lanes = widened_lanes(e, source, t.lanes)
         pairs = [f"{function}({a}, {b})" for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
@@ -97,6 +94,18 @@ def _cast(e: Emission, op: Op) -> None:
     else:
         lanes = widened_lanes(e, source, t.lanes)
         e.bind_lanes(op.result, [_convert(e, text, dtype, t.dtype) for text in lanes])
+
+
+def _known(value: float | int | bool, dtype: str, to: str) -> float | int | bool:
+    """A constant of a dtype, converted to another."""
+    out = _stored(_stored(value, dtype), to)
+    return float(out) if to in FLOAT8 else out.item()
+
+
+def _stored(value: object, dtype: str) -> np.ndarray:
+    """A number as a dtype holds it, whatever the evaluation precision."""
+    x = np.asarray(value)
+    return converted(x, dtype) if dtype in FLOAT8 else x.astype(storage_dtype(dtype))
 
 
 def _native_cast(e: Emission, text: str, dtype: str, to: str, lanes: int) -> str:
@@ -127,7 +136,7 @@ def _const(e: Emission, op: Op) -> None:
 def _index(e: Emission, op: Op) -> None:
     dtype = e.scalar_type(op.result).dtype
     text = e.index.render(op.expr("at"), e.ranges)
-    if dtype in FLOATS:
+    if compute_dtype(dtype) in FLOATS:
         e.bind(
             op.result,
             [narrowed(e, f"({e.dialect.reg_type(compute_dtype(dtype))})({text})", dtype)],

@@ -185,6 +185,57 @@ FN unsigned int NAME(float low, float high) {{
     )
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    uint u = as_uint(f);" + _BF16, "opencl")
 
+# 8-bit floats with four bits of exponent (bias 7), three of mantissa and no infinities; 0x7f and 0xff are nan.
+# Their bits, moved up, are those of a float16 2 ** 8 times smaller, the denormal ones included, which is exact.
+_F32_FROM_E4M3 = """
+    const float f = @f32_from_f16@(($u16)((h & 0x80) << 8 | (h & 0x7f) << 7)) * 256.0f;
+    return (h & 0x7f) == 0x7f ? NAN_OF : f;
+}
+"""
+_ASSEMBLED_E4M3 = """
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned int both;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"((unsigned short)h));
+    return @f32_from_f16@((unsigned short)both);
+#else"""
+helper(
+    "f32_from_f8e4m3",
+    "FN float NAME(unsigned char h) {"
+    + _ASSEMBLED_E4M3
+    + _F32_FROM_E4M3.replace("NAN_OF", "__int_as_float(0x7fffffff)").replace("}\n", "#endif\n}\n"),
+    "cuda",
+)
+helper("f32_from_f8e4m3", "FN float NAME(uchar h) {" + _F32_FROM_E4M3.replace("NAN_OF", "NAN"), "opencl")
+# Rounds to nearest, ties to even; beyond 448 saturates, infinities too. Below 2 ** -6 numbers are multiples of
+# 2 ** -9, as whose number a sum with 2 ** 14 rounds.
+_E4M3 = """
+    const $u32 sign = u >> 24 & 0x80u, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) return 0x7f;
+    if (a >= 0x43e00000u) return ($u8)(sign | 0x7eu);
+    if (a < 0x3c800000u) return ($u8)(sign | (BITS(AS_FLOAT(a) + 16384.0f) - 0x46800000u));
+    return ($u8)(sign | ((a + 0x7ffffu + (a >> 20 & 1u) - 0x3c000000u) >> 20));
+}
+"""
+helper(
+    "f8e4m3_from_f32",
+    """
+FN unsigned char NAME(float f) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned short both;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(0.0f), "f"(f));
+    return (unsigned char)both;
+#else
+    const unsigned int u = __float_as_uint(f);"""
+    + _E4M3.replace("BITS", "__float_as_uint").replace("AS_FLOAT", "__uint_as_float").replace("}\n", "#endif\n}\n"),
+    "cuda",
+)
+helper(
+    "f8e4m3_from_f32",
+    "FN uchar NAME(float f) {\n    const uint u = as_uint(f);"
+    + _E4M3.replace("BITS", "as_uint").replace("AS_FLOAT", "as_float"),
+    "opencl",
+)
+
 for _lanes in (2, 4, 8, 16):
     _unaligned = f"typedef $T{_lanes} NAME __attribute__((aligned(sizeof($T))));"
     helper(f"unaligned{_lanes}", _unaligned, "opencl")

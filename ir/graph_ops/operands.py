@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.ir.errors import InputError
 from tilewright.ir.opdef import Attrs, compute
-from tilewright.ir.types import BYTES, FLOATS, TensorType, Type, dtype_name, numpy_dtype
+from tilewright.ir.types import BYTES, FLOAT8, FLOATS, TensorType, Type, dtype_name, numpy_dtype
 
 
 def tensors(types: Sequence[Type]) -> list[TensorType]:
@@ -32,6 +32,9 @@ def alike(types: Sequence[Type]) -> list[TensorType]:
 def factors(types: Sequence[Type], attrs: Attrs) -> list[TensorType]:
     """Two factors of one dtype, or of signed and unsigned bytes whose sums have a dtype of their own."""
     operands = tensors(types)
+    if any(t.dtype in FLOAT8 for t in operands):
+        named = attrs["out_dtype"] in FLOATS
+        require(named, f"expected a floating out_dtype for products of {operands[0]}, got {attrs['out_dtype']}")
     if attrs["out_dtype"] and {t.dtype for t in operands} <= {*BYTES}:
         return operands
     return alike(types)

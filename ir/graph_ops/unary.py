@@ -14,7 +14,7 @@ from tilewright.ir.facts import Elements, Facts, Gradient, Precision, ReportClas
 from tilewright.ir.graph_ops.operands import alike, axis_of, dtype_of, require, require_float, tensors, wide
 from tilewright.ir.nodes import Op, Value
 from tilewright.ir.opdef import AttrDef, Attrs, compute, define, op_def
-from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, itemsize, numpy_dtype
+from tilewright.ir.types import FLOATS, ScalarType, TensorType, Type, converted, itemsize
 
 #: graph op -> the scalar op it applies to every element (which says what it accepts), its precision class,
 #: and whether its floating results are exact
@@ -234,7 +234,7 @@ define(
 
 def _evaluate_cast(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.ndarray]:
     with np.errstate(all="ignore"):
-        return [inputs[0].astype(numpy_dtype(attrs["dtype"]))]
+        return [converted(inputs[0], attrs["dtype"])]
 
 
 def _widens(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
@@ -246,7 +246,8 @@ def _widens(op: Op, summands: Sequence[Value]) -> Literal["each"] | None:
 define(
     "graph.cast",
     ("x",),
-    "x converted to `dtype`; float to integer truncates towards zero, anything but zero is true.",
+    "x converted to `dtype`; float to integer truncates towards zero, anything but zero is true, and what is "
+    "beyond the largest float of one byte becomes that one.",
     attrs={"dtype": AttrDef("dtype")},
     infer=lambda t, a: [TensorType(a["dtype"], tensors(t)[0].shape)],
     evaluate=_evaluate_cast,

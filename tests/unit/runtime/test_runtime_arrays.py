@@ -87,7 +87,7 @@ def test_every_layout_and_type_arrives_unchanged(dtype, shape, data):
     if array.ndim and data.draw(st.booleans()):
         array = array[:: data.draw(st.sampled_from([-2, -1, 2]))]
     producers = [array]
-    if array.dtype != ml_dtypes.bfloat16:
+    if array.dtype not in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
         producers.append(Exporter(array))
     producers.append(OwnExporter(np.ascontiguousarray(array).reshape(array.shape)))
     for producer in producers:
