@@ -25,6 +25,9 @@ cse,
 dce
 """)
 
+#: products of what was quantised to 8-bit floats, before their constants are folded to float32
+FLOAT8 = Pipeline.parse("infer-shapes, float8-products")
+
 #: attention as products and a softmax where the device has no kernel for the whole
 EXPANDED = Pipeline.parse("expand-attention")
 
@@ -130,13 +133,20 @@ THREAD: Mapping[str, Pipeline] = {
     "opencl": _THREAD.replace("vectorise", "vectorise{max_bytes=64, registers=true}"),
 }
 
-#: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse
+#: passes that carry out a precision, by stage; they run before what they let later passes fold and fuse, and
+#: those of `first` before everything else
 PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
     "fp32": {"tensor": Pipeline.parse("allow-split")},
     "fp32-strict": {},
-    "tf32": {"tensor": Pipeline.parse("allow-tf32")},
-    "fp16": {"graph": Pipeline.parse("mixed-precision{dtype=f16}, fold-constants, cse, dce")},
-    "bf16": {"graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce")},
+    "tf32": {"first": FLOAT8, "tensor": Pipeline.parse("allow-tf32")},
+    "fp16": {
+        "first": FLOAT8,
+        "graph": Pipeline.parse("mixed-precision{dtype=f16}, fold-constants, cse, dce"),
+    },
+    "bf16": {
+        "first": FLOAT8,
+        "graph": Pipeline.parse("mixed-precision{dtype=bf16}, fold-constants, cse, dce"),
+    },
 }
 
 #: what a training step passes before all others in precisions whose range needs no loss scale
@@ -313,7 +323,7 @@ def official_stages(
         expanded = Pipeline.parse("expand-attention{always=true}")
         products = products.without(*_OTHER_KERNELS["graph"])
         sliced, saved = NOTHING, NOTHING
-    graph = GRAPH + extra.get("graph", NOTHING) + expanded + products
+    graph = extra.get("first", NOTHING) + GRAPH + extra.get("graph", NOTHING) + expanded + products
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
     graph += sliced + saved
@@ -348,7 +358,7 @@ def around_own_passes(level: Level, pipeline: Pipeline) -> tuple[Pipeline, Pipel
     """
     if level is Level.THREAD:
         return pipeline.until("place-barriers"), pipeline.since("place-barriers")
-    first = GRAPH if level is Level.GRAPH else GRAPH_TO_TENSOR
-    if pipeline.first(len(first)) != first:
-        first = NOTHING  # the module is past it
+    ways = (GRAPH, FLOAT8 + GRAPH) if level is Level.GRAPH else (GRAPH_TO_TENSOR,)
+    # of none the module is past it
+    first = next((way for way in ways if pipeline.first(len(way)) == way), NOTHING)
     return first, Pipeline(pipeline.passes[len(first) :])

@@ -61,7 +61,7 @@ def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precisi
     further = f", {options}" if options.strip() else ""
     divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{further}}}"
     narrowed = PRECISIONS[precision].get("graph", Pipeline())
-    return GRAPH + narrowed + Pipeline.parse(divided)
+    return PRECISIONS[precision].get("first", Pipeline()) + GRAPH + narrowed + Pipeline.parse(divided)
 
 
 def rank_module(

@@ -5,13 +5,14 @@ A scale or zero point is one number, one per index of an axis, or one per elemen
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Emitter
-from tilewright.ir.errors import InputError
+from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.graph_ops.operands import accumulator_dtype
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import BYTES, FLOATS, numpy_dtype
+from tilewright.ir.types import BYTES, FLOAT8, FLOATS, numpy_dtype, storage_dtype
 
 #: The smallest and largest value that conversion from float32 keeps, for 32 bits; other integers fit.
 _I32_IN_F32 = (-(2**31), 2**31 - 128)
@@ -31,6 +32,23 @@ def saturated(emit: Emitter, x: Value, dtype: str) -> Value:
     if x.tensor.dtype == dtype:
         return x
     return emit.value("cast", emit.value("clip", x, a_min=low, a_max=high), dtype=dtype)
+
+
+def narrowed(emit: Emitter, x: Value, dtype: str, *, saturate: bool) -> Value:
+    """`x` converted to `dtype`; saturate: what is beyond the largest float of one byte becomes it, else nan."""
+    if saturate or dtype not in FLOAT8 or x.tensor.dtype == dtype:
+        return emit.cast(x, dtype)
+    # the largest number and what is rounded to it: its last digit is even, and half of the next one a tie
+    most = float(ml_dtypes.finfo(storage_dtype(dtype)).max)
+    real = emit.cast(x, "f32")
+    inside = emit.op("less_equal", emit.value("abs", real), most + (most - _before(most, dtype)) / 2)
+    return emit.cast(emit.value("where", inside, real, emit.full(float("nan"), "f32")), dtype)
+
+
+def _before(number: float, dtype: str) -> float:
+    """The next smaller one of the numbers of a dtype."""
+    bits = np.asarray(number).astype(storage_dtype(dtype)).view(np.uint8) - np.uint8(1)
+    return float(np.asarray(bits).view(storage_dtype(dtype)))
 
 
 def spread(emit: Emitter, value: Value, rank: int, axis: int = -1) -> Value:
@@ -58,6 +76,8 @@ def is_zero(emit: Emitter, value: Value) -> bool:
 
 def centred(emit: Emitter, x: Value, zero: Value | None, axis: int = -1, dtype: str = "i32") -> Value:
     """x minus its zero point, in `dtype`."""
+    if x.tensor.dtype in FLOAT8 and zero is not None and not is_zero(emit, zero):
+        raise UnsupportedError(f"expected no zero point but 0 for {x.type}, got {zero.type}")
     x = emit.cast(x, dtype)
     if zero is None or is_zero(emit, zero):
         return x
@@ -109,22 +129,35 @@ def quantised(
     dtype: str,
     *,
     half_even: bool = True,
+    saturate: bool = True,
 ) -> Value:
     """Real numbers as integers: x / scale rounded, plus the zero point, saturated at `dtype`.
 
-    Halves are rounded to even numbers, or away from zero.
+    Halves are rounded to even numbers, or away from zero. To floats of one byte x / scale is converted, whose
+    zero point is 0; `saturate`: as in `narrowed`, which integers do anyway.
     """
     real = x.tensor.dtype
     ratio = emit.value("divide", x, _beside(emit, scale, x, axis, real))
+    if dtype in FLOAT8:
+        if zero is not None and not is_zero(emit, zero):
+            raise UnsupportedError(f"expected no zero point but 0 for {dtype}, got {zero.type}")
+        return narrowed(emit, ratio, dtype, saturate=saturate)
     whole = emit.value("round", ratio) if half_even else rounded_half_away(emit, ratio)
     if zero is not None and not is_zero(emit, zero):
         whole = emit.value("add", whole, _beside(emit, zero, x, axis, real))
     return saturated(emit, whole, dtype)
 
 
+def _centre_dtype(dtype: str, wide: str) -> str:
+    """The dtype in which zero points are taken off numbers of a dtype that stand for numbers of `wide`."""
+    if dtype in FLOAT8:
+        return wide
+    return dtype if dtype in FLOATS else "i32"
+
+
 def dequantised(emit: Emitter, x: Value, scale: Value, zero: Value | None, axis: int, dtype: str) -> Value:
     """scale * (x - zero point), computed in the dtype of the scale, in float32 at least."""
     wide = accumulator_dtype(scale.tensor.dtype)
-    whole = centred(emit, x, zero, axis, "i32" if x.tensor.dtype not in FLOATS else x.tensor.dtype)
+    whole = centred(emit, x, zero, axis, _centre_dtype(x.tensor.dtype, wide))
     real, factor = emit.cast(whole, wide), _beside(emit, scale, x, axis, wide)
     return emit.cast(emit.value("multiply", real, factor), dtype)

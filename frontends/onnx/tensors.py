@@ -12,7 +12,7 @@ import numpy as np
 from tilewright.frontends.importing.emitter import Absent
 from tilewright.frontends.onnx.package import onnx_module
 from tilewright.ir.errors import InputError, UnsupportedError
-from tilewright.ir.types import TensorType, storage_dtype
+from tilewright.ir.types import FLOAT8, TensorType, storage_dtype
 
 #: ONNX's name of an element type -> ours
 DTYPES: Mapping[str, str] = {
@@ -20,6 +20,7 @@ DTYPES: Mapping[str, str] = {
     "DOUBLE": "f64",
     "FLOAT16": "f16",
     "BFLOAT16": "bf16",
+    "FLOAT8E4M3FN": "f8e4m3",
     "INT8": "i8",
     "INT16": "i16",
     "INT32": "i32",
@@ -33,7 +34,6 @@ DTYPES: Mapping[str, str] = {
 #: types that only quantised constants have -> a type of ours that holds all their values
 NARROW: Mapping[str, str] = {
     "FLOAT4E2M1": "f32",
-    "FLOAT8E4M3FN": "f32",
     "FLOAT8E4M3FNUZ": "f32",
     "FLOAT8E5M2": "f32",
     "FLOAT8E5M2FNUZ": "f32",
@@ -129,5 +129,6 @@ def _external(tensor: Any, dtype: str, shape: tuple[int, ...], folder: Path | No
         )
     if not kind.nbytes:
         return np.empty(shape, storage_dtype(dtype))
-    little = storage_dtype(dtype).newbyteorder("<") if dtype != "bf16" else storage_dtype(dtype)
+    known = dtype == "bf16" or dtype in FLOAT8
+    little = storage_dtype(dtype) if known else storage_dtype(dtype).newbyteorder("<")
     return np.memmap(file, dtype=little, mode="r", offset=offset, shape=shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.frontends.importing.emitter import Result
+from tilewright.frontends.importing.quantisation import narrowed
 from tilewright.frontends.importing.rules import direct, directs, real
 from tilewright.frontends.onnx.emission import FoldingEmitter
 from tilewright.frontends.onnx.node import Node, Rule, Rules
@@ -96,13 +97,14 @@ def _prelu(emit: FoldingEmitter, node: Node) -> Result:
 
 
 def _cast(emit: FoldingEmitter, node: Node) -> Result:
-    node.drop("saturate", "round_mode")
-    return emit.cast(node.tensor(0), node.element("to"))
+    node.drop("round_mode")
+    return narrowed(emit, node.tensor(0), node.element("to"), saturate=node.flag("saturate", True))
 
 
 def _cast_like(emit: FoldingEmitter, node: Node) -> Result:
-    node.drop("saturate", "round_mode")
-    return emit.cast(node.tensor(0), node.tensor(1).tensor.dtype)
+    node.drop("round_mode")
+    dtype = node.tensor(1).tensor.dtype
+    return narrowed(emit, node.tensor(0), dtype, saturate=node.flag("saturate", True))
 
 
 def _bit_cast(emit: FoldingEmitter, node: Node) -> Result:

@@ -18,7 +18,7 @@ from tilewright.frontends.onnx.rules.layers import biased, convolved
 from tilewright.frontends.onnx.tensors import Narrow, dtype_of_element
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Value
-from tilewright.ir.types import BYTES, FLOATS
+from tilewright.ir.types import BYTES, FLOAT8, FLOATS
 
 
 def _blocked(emit: FoldingEmitter, parameter: Value | None, x: Value, axis: int, block: int) -> Value | None:
@@ -41,12 +41,17 @@ def _as_integers(
     dtype: str,
     axis: int = 0,
     wide: str = "",
+    *,
+    saturate: bool = True,
 ) -> Value:
-    """saturate(round(x / scale) + zero), rounding halves to even; computed in float32 at least."""
+    """saturate(round(x / scale) + zero), rounding halves to even; computed in float32 at least.
+
+    To floats of one byte x / scale is rounded as such, and becomes nan beyond the largest unless `saturate`.
+    """
     if dtype in FLOATS or dtype == "bool":
-        raise UnsupportedError(f"expected to quantise to integers, got {dtype}")
+        raise UnsupportedError(f"expected to quantise to integers or floats of one byte, got {dtype}")
     x = emit.cast(x, wide or ("f64" if x.tensor.dtype == "f64" else "f32"))
-    return quantised(emit, x, scale, zero, axis, dtype)
+    return quantised(emit, x, scale, zero, axis, dtype, saturate=saturate)
 
 
 def _dynamically_quantised(emit: FoldingEmitter, x: Value) -> tuple[Value, Value, Value]:
@@ -96,11 +101,12 @@ def _quantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     x, scale, zero = node.tensor(0), node.tensor(1), node.optional(2)
     axis, block = _axis_and_block(node, x)
     element, computed = node.integer("output_dtype", 0), node.integer("precision", 0)
-    node.drop("saturate")
+    saturate = node.flag("saturate", True)
     dtype = zero.tensor.dtype if zero is not None else dtype_of_element(element) if element else "u8"
     factor, zero = (_blocked(emit, v, x, axis, block) for v in (scale, zero))
     assert factor is not None
-    return _as_integers(emit, x, factor, zero, dtype, axis, dtype_of_element(computed) if computed else "")
+    wide = dtype_of_element(computed) if computed else ""
+    return _as_integers(emit, x, factor, zero, dtype, axis, wide, saturate=saturate)
 
 
 def _stored(emit: FoldingEmitter, node: Node, index: int) -> Value:
@@ -112,7 +118,7 @@ def _stored(emit: FoldingEmitter, node: Node, index: int) -> Value:
 def _dequantize_linear(emit: FoldingEmitter, node: Node) -> Result:
     x, scale = _stored(emit, node, 0), node.tensor(1)
     zero = _stored(emit, node, 2) if node.has(2) else None
-    if x.tensor.rank > 1 and x.tensor.dtype in BYTES and emit.known(x) is not None:
+    if x.tensor.rank > 1 and x.tensor.dtype in (*BYTES, *FLOAT8) and emit.known(x) is not None:
         emit.quantised.add(x)  # products may multiply the integers
     axis, block = _axis_and_block(node, x)
     element = node.integer("output_dtype", 0)
