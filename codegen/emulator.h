@@ -212,6 +212,11 @@ static inline void tw_ldmatrix_x4_f32_tf32(float* r, const void* row) { tw_ldmat
 struct TwProduct { float* c; const unsigned int *a, *b; };
 
 static inline float tw_half(unsigned int bits) { return tw_f32_from_f16((unsigned short)bits); }
+// 8-bit floats with four bits of exponent and three of mantissa: a float16 2 ** 8 times as small, moved up.
+static inline float tw_e4m3(unsigned int bits) {
+    if ((bits & 0x7f) == 0x7f) return __uint_as_float(0x7fffffffu);
+    return tw_f32_from_f16((unsigned short)((bits & 0x80) << 8 | (bits & 0x7f) << 7)) * 256.0f;
+}
 static inline float tw_brain(unsigned int bits) { return __uint_as_float(bits << 16); }
 // tf32 keeps 10 bits of the mantissa; ties go away from zero, as cvt.rna does.
 static inline float tw_tf32(unsigned int bits) { return __uint_as_float((bits + 0x1000u) & ~0x1fffu); }
@@ -230,10 +235,10 @@ static void tw_mma_together(void** lanes, int present) {
             const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
             double sum = ((TwProduct*)lanes[lane])->c[i];
             for (int k = 0; k < 8 * per; ++k) {
-                const int half = k / (4 * per), place = k % (4 * per) / per, shift = k % per * 16;
+                const int half = k / (4 * per), place = k % (4 * per) / per, shift = k % per * (32 / per);
                 const unsigned int a = ((TwProduct*)lanes[row % 8 * 4 + place])->a[half * 2 + row / 8];
                 const unsigned int b = ((TwProduct*)lanes[column * 4 + place])->b[half];
-                const unsigned int keep = per == 2 ? 0xffffu : 0xffffffffu;
+                const unsigned int keep = 0xffffffffu >> (32 - 32 / per);
                 sum += (double)value(a >> shift & keep) * value(b >> shift & keep);
             }
             sums[lane][i] = (float)sum;
@@ -248,6 +253,10 @@ static inline void tw_mma_f16(float* c, const unsigned int* a, const unsigned in
 static inline void tw_mma_bf16(float* c, const unsigned int* a, const unsigned int* b) {
     TwProduct own = {c, a, b};
     tw_together(-1, tw_mma_together<2, tw_brain>, &own);
+}
+static inline void tw_mma_f8e4m3(float* c, const unsigned int* a, const unsigned int* b) {
+    TwProduct own = {c, a, b};
+    tw_together(-1, tw_mma_together<4, tw_e4m3>, &own);
 }
 // Bytes: four along k in a register, k in two halves of 16; sums wrap at 32 bits, as without .satfinite.
 template <class A, class B>
@@ -332,6 +341,31 @@ static void tw_warpgroup(float* sums, unsigned long long a, unsigned long long b
         for (int k = 0; k < 32 / bytes; ++k)
             sum += (double)tw_tile_element<bytes, value, a_turned>(a, row, k) *
                    tw_tile_element<bytes, value, b_turned>(b, column, k);
+        sums[i] = (float)sum;
+    }
+}
+// 8-bit floats: the 32 products of an instruction and the sum before are moved to the largest exponent of them,
+// of each the 14 highest bits from there are added and the others are cut off (DeepSeek-V3, arXiv 2412.19437).
+template <int n, bool fresh>
+static void tw_warpgroup_float8(float* sums, unsigned long long a, unsigned long long b) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    for (int i = 0; i < n / 2; ++i) {
+        const int row = first + i % 4 / 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        float terms[33];
+        unsigned int most = 0;
+        for (int k = 0; k < 33; ++k) {
+            const float before = fresh ? 0.0f : sums[i];
+            terms[k] = k == 32 ? before : tw_tile_element<1, tw_e4m3>(a, row, k) * tw_tile_element<1, tw_e4m3>(b, column, k);
+            const unsigned int bits = __float_as_uint(terms[k]) & 0x7fffffffu;
+            most = bits > most ? bits : most;
+        }
+        double sum = 0.0;
+        if (most >= 0x7f800000u) {
+            for (int k = 0; k < 33; ++k) sum += terms[k];
+        } else if (most >> 23 > 13) {  // 2 ** (exponent - 13): the place of the fourteenth bit
+            const double unit = (double)__uint_as_float(((most >> 23) - 13) << 23);
+            for (int k = 0; k < 33; ++k) sum += (double)(long long)(terms[k] / unit) * unit;
+        }
         sums[i] = (float)sum;
     }
 }
@@ -429,9 +463,15 @@ static void tw_warpgroup_held_pairs(float* sums, unsigned long long a, unsigned 
     }
 #define TW_WGMMA_BYTES(kind, n, A, B)                                                                        \
     TW_WGMMA_BYTES_OF(kind, n, A, B, false) TW_WGMMA_BYTES_OF(kind##_fresh, n, A, B, true)
+#define TW_WGMMA_FLOAT8(kind, n, fresh)                                                                      \
+    template <class Float>                                                                                   \
+    static inline void tw_wgmma_##kind##_##n(Float* c, unsigned long long a, unsigned long long b) {          \
+        tw_multiply(tw_warpgroup_float8<n, fresh>, c, a, b);                                                 \
+    }
 #define TW_WGMMA(n)                                                                                          \
     TW_WGMMA_BYTES(i8, n, signed char, signed char) TW_WGMMA_BYTES(u8, n, unsigned char, unsigned char)       \
     TW_WGMMA_BYTES(i8_u8, n, signed char, unsigned char) TW_WGMMA_BYTES(u8_i8, n, unsigned char, signed char) \
+    TW_WGMMA_FLOAT8(f8e4m3, n, false) TW_WGMMA_FLOAT8(f8e4m3_fresh, n, true)                                  \
     TW_WGMMA_TURNED(f16, n, tw_half) TW_WGMMA_TURNED(bf16, n, tw_brain)                                       \
     TW_WGMMA_BOTH(f32, n, 4, tw_cut_tf32, false, false)                                                       \
     template <class Float>                                                                                   \
@@ -451,6 +491,7 @@ TW_WGMMA(200) TW_WGMMA(208) TW_WGMMA(216) TW_WGMMA(224) TW_WGMMA(232) TW_WGMMA(2
 #undef TW_WGMMA_BYTES
 #undef TW_WGMMA_BYTES_OF
 #undef TW_WGMMA_OF
+#undef TW_WGMMA_FLOAT8
 #undef TW_WGMMA_HELD
 #undef TW_WGMMA_HELD_OF
 static inline void tw_wgmma_begin() {}

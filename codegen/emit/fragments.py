@@ -15,7 +15,7 @@ from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Value
 from tilewright.ir.simplify import simplify
-from tilewright.ir.types import BYTES, TensorType, itemsize
+from tilewright.ir.types import BYTES, FLOAT8, TensorType, itemsize
 
 #: 32-bit registers per lane of the tiles there are, by element bytes and shape
 _REGISTERS: dict[tuple[int, tuple[int, ...]], int] = {
@@ -35,14 +35,14 @@ ROLES = ("a", "b", "c")
 
 def registers(t: TensorType) -> int:
     """32-bit registers per lane of one tile; raises UnsupportedError for a tile no instruction takes."""
-    size = itemsize(t.dtype) if t.dtype in HALVES | {"f32", *BYTES} else 0
+    size = itemsize(t.dtype) if t.dtype in HALVES | {"f32", *BYTES, *FLOAT8} else 0
     count = _REGISTERS.get((size, t.shape[-2:]))
     if (t.dtype, t.shape[-2:]) == ("i32", (16, 8)):
         count = _REGISTERS[4, (16, 8)]  # sums of bytes
     if count is None:
         raise UnsupportedError(
             "expected a fragment [16, 16] or [16, 8] of f16 or bf16, [16, 8] or [8, 8] of f32, [16, 32] or "
-            f"[32, 8] of i8 or [16, 8] of i32, got {t}"
+            f"[32, 8] of i8 or f8e4m3 or [16, 8] of i32, got {t}"
         )
     return count
 
@@ -76,10 +76,10 @@ def lane_elements(t: TensorType, role: str, paired: bool = False) -> list[list[t
 
     paired: along the sum, factors of 32 bits are in the order 0 2 4 6 1 3 5 7.
     """
-    if t.dtype in BYTES and role == "a":
+    if itemsize(t.dtype) == 1 and role == "a":
         corners = [(ROW, PAIR * 4), (ROW + 8, PAIR * 4), (ROW, PAIR * 4 + 16), (ROW + 8, PAIR * 4 + 16)]
         return [[(r, c + i) for i in range(4)] for r, c in corners]
-    if t.dtype in BYTES:
+    if itemsize(t.dtype) == 1:
         return [[(PAIR * 4 + k + i, ROW) for i in range(4)] for k in (0, 16)]
     if t.dtype in HALVES and role == "a":
         starts = [(ROW, PAIR * 2), (ROW + 8, PAIR * 2), (ROW, PAIR * 2 + 8), (ROW + 8, PAIR * 2 + 8)]

@@ -9,7 +9,7 @@ from tilewright.codegen.emit.warp import cuda_only
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Op
-from tilewright.ir.types import BYTES, TensorType, itemsize
+from tilewright.ir.types import BYTES, FLOAT8, TensorType, itemsize
 
 #: bytes of a row of an 8x8 matrix of 16-bit elements as ldmatrix takes it
 _ROW_BYTES = 16
@@ -18,7 +18,7 @@ _LANE = Sym("lane")
 _SHAPES: dict[tuple[int, ...], frozenset[str]] = {
     (16, 8, 16): HALVES,
     (16, 8, 8): frozenset({"f32"}),
-    (16, 8, 32): frozenset(BYTES),
+    (16, 8, 32): frozenset({*BYTES, *FLOAT8}),
 }
 
 Index = tuple[Expr, ...]
@@ -52,7 +52,7 @@ def _mma(e: Emission, op: Op) -> None:
     if dtype not in _SHAPES.get(shape, ()) or not alike or c.type.dtype != sums:
         raise UnsupportedError(
             "thread.mma: expected [16, 8, 16] of f16 or bf16 or [16, 8, 8] of f32 (as tf32), summed in f32,"
-            " or [16, 8, 32] of i8 or u8, summed in i32,"
+            " or [16, 8, 32] of i8 or u8, summed in i32, or of f8e4m3 in f32,"
             f" got {list(shape)} of {dtype} and {b.type.dtype} in {c.type.dtype}",
             where=op.loc,
         )
@@ -92,7 +92,7 @@ def _load_fragment(e: Emission, op: Op) -> None:
 def _by_rows(e: Emission, frag: BufferRef, memory: BufferRef, op: Op) -> bool:
     """Return whether ldmatrix serves: 16-byte rows in shared memory, of other than 16 bits along k only."""
     role, dtype = str(op["role"]), frag.type.dtype
-    if memory.type.space != "shared" or role == "c" or dtype not in HALVES | {"f32", *BYTES}:
+    if memory.type.space != "shared" or role == "c" or dtype not in HALVES | {"f32", *BYTES, *FLOAT8}:
         return False
     if dtype not in HALVES and (op["paired"] or bool(op["transposed"]) == (role == "a")):
         return False

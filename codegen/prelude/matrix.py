@@ -72,6 +72,24 @@ FN void NAME(int* c, const unsigned int* a, const unsigned int* b) {{
     )
 
 helper(
+    "mma_f8e4m3",
+    """
+FN void NAME(float* c, const unsigned int* a, const unsigned int* b) {
+#if __CUDA_ARCH__ >= 890
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+#error "matrix fragments of 8-bit floats need sm_89 or newer"
+#endif
+}
+""",
+    "cuda",
+    emulated=True,
+)
+
+helper(
     "round_tf32",
     """
 FN float NAME(float x) {

@@ -226,7 +226,9 @@ FN unsigned char NAME(float f) {
     return (unsigned char)both;
 #else
     const unsigned int u = __float_as_uint(f);"""
-    + _E4M3.replace("BITS", "__float_as_uint").replace("AS_FLOAT", "__uint_as_float").replace("}\n", "#endif\n}\n"),
+    + _E4M3.replace("BITS", "__float_as_uint")
+    .replace("AS_FLOAT", "__uint_as_float")
+    .replace("}\n", "#endif\n}\n"),
     "cuda",
 )
 helper(

@@ -13,6 +13,7 @@ _KINDS = {
     "f16": ("f16", 16, ("", "a", "b", "ab")),
     "bf16": ("bf16", 16, ("", "a", "b", "ab")),
     "f32": ("tf32", 8, ("",)),
+    "f8e4m3": ("e4m3", 32, ("",)),
 }
 #: code of the swizzle in a descriptor, by bytes of a row
 SWIZZLES = {128: 1, 64: 2, 32: 3}

@@ -34,7 +34,9 @@ def factors(types: Sequence[Type], attrs: Attrs) -> list[TensorType]:
     operands = tensors(types)
     if any(t.dtype in FLOAT8 for t in operands):
         named = attrs["out_dtype"] in FLOATS
-        require(named, f"expected a floating out_dtype for products of {operands[0]}, got {attrs['out_dtype']}")
+        require(
+            named, f"expected a floating out_dtype for products of {operands[0]}, got {attrs['out_dtype']}"
+        )
     if attrs["out_dtype"] and {t.dtype for t in operands} <= {*BYTES}:
         return operands
     return alike(types)

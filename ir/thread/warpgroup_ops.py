@@ -16,7 +16,7 @@ from tilewright.ir.errors import InputError
 from tilewright.ir.hardware_facts import MMA_K_BYTES
 from tilewright.ir.opdef import AttrDef, Attrs, Transport, define, no_results
 from tilewright.ir.thread.ops import buffer
-from tilewright.ir.types import BYTES, TensorType, Type, itemsize
+from tilewright.ir.types import BYTES, FLOAT8, TensorType, Type, itemsize
 
 #: rows that a warpgroup multiplies with one instruction, 16 of each warp
 GROUP_M = 64
@@ -62,6 +62,8 @@ def _infer_multiply(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
         raise InputError(
             f"expected bytes in shared, and columns in multiples of 16 from 32 on, got {a} and {c}"
         )
+    if a.dtype in FLOAT8 and in_registers:
+        raise InputError(f"expected 8-bit floats in shared, got {a}")
     depth = MMA_K_BYTES // itemsize(a.dtype)
     a_turned, b_turned = (bool(attrs[key]) for key in TURNED)
     alike = a.dtype == b.dtype or {a.dtype, b.dtype} <= {*BYTES}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.ir.tensor.ops import fills
-from tilewright.ir.types import BYTES
+from tilewright.ir.types import BYTES, FLOAT8
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import RECOMPUTED, forward_ops
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
@@ -149,7 +149,7 @@ def _inlined(main: Func, *, of_bytes: bool = False) -> Func:
         new = op
         if op.name == "tensor.map" and not is_copy(op):
             new = with_bodies(op, cheap)
-            taken = not of_bytes or any(v.tensor.dtype in BYTES for v in new.operands)
+            taken = not of_bytes or any(v.tensor.dtype in (*BYTES, *FLOAT8) for v in new.operands)
             if taken and len(new.results) == 1 and _is_cheap(new, small, reduced):
                 cheap[new.result] = new
         elif op.name == "tensor.scatter" and op.operands[0] in of_little and not of_bytes:

@@ -20,7 +20,7 @@ from tilewright.ir.simplify import Ranges, interval
 from tilewright.ir.tensor.indexed_ops import rows_changed
 from tilewright.ir.tensor.ops import SPLIT, TF32, domain, ranges_of
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.ir.types import FLOATS, ScalarType, itemsize
+from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, itemsize
 from tilewright.passes.analysis.index_sets import index_step, placed_reads
 
 #: scalar ops that are no arithmetic: they name, place, choose or convert values
@@ -212,5 +212,7 @@ def _tensor_peak(op: Op, hardware: GpuHardware) -> float:
         rates[4] = hardware.tensor_fma_tf32_per_sm_per_clk
     elif op.get("factors") == SPLIT:
         rates[4] = hardware.tensor_fma_16bit_per_sm_per_clk / sum(map(len, PRODUCTS))
+    if any(v.tensor.dtype in FLOAT8 for v in op.operands):
+        rates[1] = hardware.tensor_fma_float8_per_sm_per_clk
     rate = rates.get(max(itemsize(v.tensor.dtype) for v in op.operands), 0)
     return 2.0 * rate * hardware.sm_count * hardware.clock_hz

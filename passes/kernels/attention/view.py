@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.ir import Expr, Func, ScalarType, Sym, Value
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, fills
-from tilewright.ir.types import storage_dtype
+from tilewright.ir.types import FLOAT8, storage_dtype
 from tilewright.passes.analysis.attention import INNER, KEY, Attention, attention_of
 from tilewright.passes.analysis.position_masks import MOST_PAIRS, hidden_at
 from tilewright.passes.analysis.terms import (
@@ -104,7 +104,7 @@ def attention_view(kernel: Func) -> AttentionView | None:
         return None
     for op in contracts:
         unfilled = len(op.operands) == 2 and all(f is None for f in fills(op))
-        if not unfilled or dtype in EXACT or not multiplies(op) or not on_tensor_cores(op):
+        if not unfilled or dtype in (*EXACT, *FLOAT8) or not multiplies(op) or not on_tensor_cores(op):
             return None
     par = dims(mix, "par")
     terms = Terms(kernel, {d: (0, n - 1) for d, n in par.items()})

@@ -65,9 +65,16 @@ def matrix_bound(
 
 
 def tensor_fma(problem: MatrixProblem, hardware: GpuHardware) -> float:
-    """Multiply-adds per SM and clock at the dense peak; of split factors six products count as one."""
+    """Multiply-adds per SM and clock at the dense peak; of split factors six products count as one.
+
+    8-bit floats that warpgroups do not take are multiplied as 16-bit ones.
+    """
     if problem.split:
         return hardware.tensor_fma_16bit_per_sm_per_clk / problem.products
+    if problem.promotes:
+        by_groups = takes_groups(problem, hardware)
+        peak = hardware.tensor_fma_float8_per_sm_per_clk
+        return peak if by_groups else min(peak, hardware.tensor_fma_16bit_per_sm_per_clk)
     rates = {
         1: hardware.tensor_fma_8bit_per_sm_per_clk,
         2: hardware.tensor_fma_16bit_per_sm_per_clk,

@@ -123,7 +123,7 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
     multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * share)
-    if problem.stored:
+    if problem.stored or problem.promotes:
         # Two warpgroups that share a tile promote sums while the other one multiplies; teams wait for it.
         promote = space.m * space.n / (WARP * hardware.schedulers_per_sm)
         multiply = multiply + np.where(space.teams > 1, fit.warpgroup_registers_clk + promote, 0.0)
@@ -331,6 +331,8 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     waits = np.where(two_at_a_time(problem, space), fit.warpgroup_overlapped_clk, alone_clk)
     if problem.split:  # between the products of two chunks a block splits and adds
         waits = waits + _split_instructions(problem, space, hardware) / hardware.schedulers_per_sm
+    if problem.promotes:  # a warpgroup adds the sums of a chunk before it multiplies the next one
+        waits = waits + space.m * space.n / (WARP * hardware.schedulers_per_sm)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
     flight = fit.fetch_clk / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space, hardware)

@@ -53,7 +53,8 @@ def lower_matrix(kernel: Func) -> Func:
     view = matrix_view(kernel, op)
     if view is None:
         raise InputError(
-            "expected a product of f16, bf16, TF32 or split factors, or of bytes", where=f"@{kernel.name}"
+            "expected a product of f16, bf16, f8e4m3, TF32 or split factors, or of bytes",
+            where=f"@{kernel.name}",
         )
     plan, view = matrix_parameters(kernel, view)
     if plan.copiers:

@@ -9,7 +9,7 @@ from typing import Literal
 from tilewright.ir import AttrRecord, Func, InputError
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
-from tilewright.ir.types import itemsize
+from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
 
@@ -170,7 +170,7 @@ class MatrixParameters(AttrRecord):
                 f"{MOST_N} columns each, got {self.warps.m} x {self.warps.n} x {self.warps.k} warps "
                 f"and {self.warp_n} columns"
             )
-        if itemsize(view.dtype) == 1 and self.warp_n not in BYTES_N:
+        if view.dtype in BYTES and self.warp_n not in BYTES_N:
             raise InputError(
                 f"expected columns of bytes in multiples of 16 for warpgroups, got {self.warp_n}"
             )

@@ -87,6 +87,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_shared=tail_shared,
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=may_split(view.op),
+        promotes=view.promotes,
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 

@@ -452,7 +452,9 @@ class _RoleMatrix:
         return self.view.stored or self.view.splits
 
     def _parts_of_sums(self, shape: tuple[int, ...]) -> list[Value]:
-        """The sums of a chunk that are promoted: of all products of pieces, or of small and large ones."""
+        """The sums of a chunk that are promoted: of all products (of pieces), or of small and large ones."""
+        if self.view.promotes:
+            return [self.w.alloc(shape, "f32", "frag", "part")]
         if not self.in_pieces:
             return []
         names = ("part",) if sums_apart(self.view) == 1 else ("small", "large")
@@ -514,14 +516,15 @@ class _RoleMatrix:
         tile: _Tile,
         chunks: int,
     ) -> None:
-        """Multiply the pieces of every chunk, the smaller products first, and promote their sums."""
+        """Multiply (the pieces of) every chunk, the smaller products first, and promote their sums."""
         w, plan = self.w, self.plan
         slots = SPLIT_SLOTS if self.view.splits else plan.stages
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
             w.b.do("thread.receive", ring, item=item)
             # one group of the device for all products, whose small ones come first
-            groups = PRODUCTS if len(parts) > 1 else (tuple(chain.from_iterable(PRODUCTS)),)
+            products = PRODUCTS if self.in_pieces else (((0, 0),),)
+            groups = products if len(parts) > 1 else (tuple(chain.from_iterable(products)),)
             numbered = [(part, pair, not i) for part, pairs in zip(parts, groups, strict=True)
                         for i, pair in enumerate(pairs)]  # fmt: skip
             for part, pair, fresh in numbered:
@@ -538,7 +541,8 @@ class _RoleMatrix:
                 w.b.do("thread.promote_fragment", *parts, acc, dst=(0, 0))
             else:
                 w.b.do("thread.add_fragment", *parts, acc)
-        w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
+        if self.in_pieces:
+            w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
 
     def _place(self, tile: _Tile, row_tiles: int) -> Place:
         """Where the sums of this warp belong."""
@@ -642,7 +646,8 @@ class _RoleMatrix:
 
     def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         w, index = self.w, self._index(tile, m, n)
-        if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
+        promoted = self.in_pieces or self.view.promotes
+        if (promoted or self.plan.parts > 1) and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)

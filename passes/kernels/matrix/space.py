@@ -141,7 +141,7 @@ class MatrixProblem:
     tail_shared: instructions for every four results whose outcome these share with neighbours.
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
-    can bring tiles of both factors.
+    can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums warpgroups add chunk by chunk.
     """
 
     batch: int
@@ -168,6 +168,7 @@ class MatrixProblem:
     tail_bytes: int = 0
     split: bool = False
     boxes: bool = False
+    promotes: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps)
@@ -307,8 +308,10 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     Raises InputError where nothing does.
     """
     shares = _may_share(problem, hardware)
-    ways = [(*warps, 0, 0, 1, 0, 1, 1, 1) for warps in _WARPS] if not problem.stored else []
-    if shares and not problem.stored:
+    # Hopper has no instruction of a warp for 8-bit floats, which it converts to 16 bits: none where groups can.
+    by_warps = not problem.stored and not (problem.promotes and takes_groups(problem, hardware))
+    ways = [(*warps, 0, 0, 1, 0, 1, 1, 1) for warps in _WARPS] if by_warps else []
+    if shares and by_warps:
         ways += [(*warps, 0, 0, 1, 0, 1, parts, 1) for warps in _SHARING_WARPS for parts in _PARTS]
     if takes_groups(problem, hardware) and not problem.stored:
         ways += [(*warps, 1, 0, 1, 0, 1, 1, 1) for warps in _GROUP_WARPS]
@@ -316,6 +319,8 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
         sms = hardware.sm_count
         role_warps = _SPLIT_ROLE_WARPS if splits_on_the_way(problem) else _ROLE_WARPS
+        if problem.promotes:  # three warpgroups have no registers for sums of a chunk beside the others
+            role_warps = tuple(way for way in _ROLE_WARPS if prod(way[0]) <= 2 * WARPGROUP_WARPS)
         ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in role_warps]
         if not problem.split and not turns_second(problem):
             ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
@@ -397,7 +402,12 @@ def has_turners(problem: MatrixProblem) -> bool:
 
 
 def sums_beside(problem: MatrixProblem) -> int:
-    """How many sums of each result a thread has by roles: of pieces those of a chunk besides, perhaps two."""
+    """How many sums of each result a thread has by roles: of pieces those of a chunk besides, perhaps two.
+
+    The same of 8-bit floats, of all warpgroups.
+    """
+    if problem.promotes:
+        return 2
     if not problem.split:
         return 1
     short = problem.taps * problem.channel < LEAST_STORED_SUM
@@ -455,8 +465,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     threads, registers = WARP * space.warps, registers_of(problem, space)
     most = np.where((space.groups > 0) & ~space.by_roles, MOST_GROUP_SUMS, MAX_SUMS)
     if problem.stored:
-        most = np.minimum(most, MOST_PROMOTED_SUMS)
         found &= space.by_roles
+    if problem.stored or problem.promotes:
+        most = np.where(space.groups > 0, np.minimum(most, MOST_PROMOTED_SUMS), most)
     sums = space.m * space.n * space.warps_k
     found &= (sums <= most * (WARP * space.team_warps)) & (threads <= hardware.max_threads_per_block)
     # Roles multiply whole rows of 128 bytes (shorter ones were slower than without roles), every
@@ -468,7 +479,12 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     least = np.where(several, LEAST_RESIDENT_SUMS, least)
     given = WARP * (COPIER_REGISTERS * space.copiers + TURNER_REGISTERS * space.turners)
     left = (registers * threads - given) // (WARP * space.multiplying_warps)
-    beside = sums // (WARP * space.team_warps) + OTHER_REGISTERS + GROUP_REGISTERS * (space.turners == 0)
+    promoted_sets = 2 if problem.promotes else 1
+    beside = (
+        promoted_sets * sums // (WARP * space.team_warps)
+        + OTHER_REGISTERS
+        + GROUP_REGISTERS * (space.turners == 0)
+    )
     beside = beside + held_registers(problem, space)
     together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
     # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
@@ -513,6 +529,8 @@ def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     other = OTHER_REGISTERS + (WINDOW_REGISTERS if problem.taps > 1 else 0)
     steps = space.k * problem.element_bytes // MMA_K_BYTES if rounds_first(problem) else 0
     fragments = np.where(space.groups > 0, GROUP_REGISTERS + a * steps, 2 * (a + b))
+    if problem.promotes:
+        fragments = fragments + np.where(space.groups > 0, sums, 0)
     if problem.split:
         fragments = split_registers(problem, space)
     for extent, copy, rows in (
@@ -685,7 +703,7 @@ def rounds_first(problem: MatrixProblem) -> bool:
 def two_at_a_time(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
     """Return whether warpgroups start to multiply a chunk before they are done with the one before."""
     overlaps = (space.groups > 0) & (space.stages >= OVERLAP_STAGES)
-    return np.asarray(overlaps & (not rounds_first(problem)))
+    return np.asarray(overlaps & (not rounds_first(problem) and not problem.promotes))
 
 
 def raster_of(blocks_m: int) -> int:

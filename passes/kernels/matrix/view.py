@@ -13,7 +13,7 @@ from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
 from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
 from tilewright.ir.thread.split_ops import PRODUCTS
-from tilewright.ir.types import BYTES, itemsize
+from tilewright.ir.types import BYTES, FLOAT8, itemsize
 from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
@@ -91,6 +91,11 @@ class MatrixView:
     def stored(self) -> bool:
         """Whether float32 factors are stored in pieces of bfloat16."""
         return bool(self.further)
+
+    @property
+    def promotes(self) -> bool:
+        """Whether warpgroups add sums of chunks to others in float32: tensor cores round those of 8-bit floats."""
+        return self.dtype in FLOAT8
 
     @property
     def rounds(self) -> bool:
@@ -200,7 +205,7 @@ def on_tensor_cores(op: Op) -> bool:
     dtype = op.operands[0].tensor.dtype
     if dtype in EXACT:
         return op.operands[-1].tensor.dtype in EXACT and op.result.tensor.dtype == sums_of(dtype)
-    return dtype in NARROW or (dtype == "f32" and op["factors"] == TF32)
+    return dtype in NARROW or dtype in FLOAT8 or (dtype == "f32" and op["factors"] == TF32)
 
 
 def may_split(op: Op) -> bool:

@@ -92,12 +92,16 @@ def reduce_by_warpgroups(
     With four slots or more a chunk's multiplication starts while that of the chunk before runs: two slots are
     being read then, and the chunks beyond are on their way. With fewer, other blocks fill the time between.
 
+    Sums of 8-bit floats are those of one chunk, which are added to the others in float32.
+
     float32 factors are rounded to TF32: the first in registers, from where it is multiplied, which takes a
     wait for every chunk; the second where it lies, unless its numbers are rounded already.
     """
     a, b = factors
     wide = a.size == 4
-    unread = 2 if slots >= OVERLAP_STAGES and not wide else 1
+    promotes = a.view.promotes
+    part = w.alloc(acc.tensor.shape, acc.tensor.dtype, "frag", "part") if promotes else acc
+    unread = 2 if slots >= OVERLAP_STAGES and not wide and not promotes else 1
     ring = Ring(w, factors, chunks, slots, unread)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
@@ -107,13 +111,16 @@ def reduce_by_warpgroups(
         if wide:
             _multiply_as_loaded(w, plan, a, b, acc, slot)
         else:
-            start_multiplying(w, plan, factors, acc, slot)
+            start_multiplying(w, plan, factors, part, slot, fresh=promotes)
         waiting = ring.refill(chunk)
-        if chunks > slots:
-            w.b.do("thread.warpgroup_wait", acc, pending=unread - 1)
+        if chunks > slots or promotes:
+            w.b.do("thread.warpgroup_wait", part, pending=unread - 1)
+        if promotes:
+            w.b.do("thread.add_fragment", part, acc)
         for factor, ahead, later in waiting:
             factor.store(ahead, later)
-    w.b.do("thread.warpgroup_wait", acc)
+    if not promotes:
+        w.b.do("thread.warpgroup_wait", acc)
 
 
 def _start(

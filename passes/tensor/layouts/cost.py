@@ -12,7 +12,7 @@ from tilewright.ir import Expr, Func, Op, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, reads
-from tilewright.ir.types import BYTES, itemsize
+from tilewright.ir.types import BYTES, FLOAT8, itemsize
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read, is_view, sums_samples
 from tilewright.passes.analysis.minimum_cut import Energy
@@ -27,12 +27,14 @@ MATRIX_DTYPES = frozenset({"f16", "bf16"})
 def on_tensor_cores(op: Op) -> bool:
     """Return whether this op is a contraction whose factors tensor cores take.
 
-    That are 16-bit ones, float32 where it may be rounded to TF32 or split into pieces, and bytes that are
-    summed in 32 bits.
+    That are 16-bit ones, float32 where it may be rounded to TF32 or split into pieces, 8-bit floats, and bytes
+    that are summed in 32 bits.
     """
     if op.name != "tensor.contract":
         return False
     kinds = {v.tensor.dtype for v in op.operands}
+    if kinds <= {*FLOAT8}:
+        return op.result.tensor.dtype == "f32"
     if kinds <= {*BYTES}:
         return op.result.tensor.dtype == "i32"
     return (len(kinds) == 1 and kinds <= MATRIX_DTYPES) or (bool(op["factors"]) and kinds == {"f32"})
