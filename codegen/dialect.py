@@ -99,7 +99,7 @@ def number_literal(
     suffixes: dict[str, str],
     not_finite: Callable[[float, str], str],
 ) -> str:
-    """A C literal of a number; floats of 16 and 8 bits are their bits, and `not_finite` writes infinities and nan."""
+    """A C literal of a number; short floats are their bits, and `not_finite` writes infinities and nan."""
     if dtype in NARROW:
         return f"({types[dtype]})0x{bits_of(value, dtype):0{2 * storage_dtype(dtype).itemsize}x}"
     if dtype not in ("f32", "f64"):

@@ -13,7 +13,7 @@ from tilewright.ir import scalar_derivatives as by
 from tilewright.ir.errors import InputError
 from tilewright.ir.float_pieces import PIECES, joined, piece_of
 from tilewright.ir.opdef import AttrDef, Attrs, Partials, define, no_results
-from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, Type, converted, numpy_dtype
+from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, Type, converted
 
 
 def _scalars(types: Sequence[Type]) -> list[ScalarType]:

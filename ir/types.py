@@ -203,8 +203,8 @@ def converted(x: np.ndarray, dtype: str) -> np.ndarray:
     """`x` as the NumPy dtype that stores `dtype`, as casts of every level convert.
 
     Floats become integers by leaving off the fraction. To floats of one byte, numbers are first rounded to
-    float32, then to the nearest one with ties to even, and what is beyond the largest, infinities too, becomes
-    that one with its sign (448 for f8e4m3), as the conversions of sm_89 and newer (`satfinite`) do.
+    float32, then to the nearest one with ties to even, and what is beyond the largest, infinities too,
+    becomes that one with its sign (448 for f8e4m3), as the conversions of sm_89 and newer (`satfinite`) do.
     """
     if dtype not in FLOAT8:
         return x.astype(numpy_dtype(dtype))

@@ -16,7 +16,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
         "float32", "float64", "float16", "int8", "int16", "int32", "int64",
         "uint8", "uint16", "uint32", "uint64", "bool",
     )
-} | {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn)}  # fmt: skip
+} | {name: np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn")}  # fmt: skip
 
 
 def dtype_named(name: str) -> np.dtype[Any]:

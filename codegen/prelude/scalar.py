@@ -185,8 +185,8 @@ FN unsigned int NAME(float low, float high) {{
     )
 helper("bf16_from_f32", "FN $u16 NAME(float f) {\n    uint u = as_uint(f);" + _BF16, "opencl")
 
-# 8-bit floats with four bits of exponent (bias 7), three of mantissa and no infinities; 0x7f and 0xff are nan.
-# Their bits, moved up, are those of a float16 2 ** 8 times smaller, the denormal ones included, which is exact.
+# 8-bit floats with four bits of exponent (bias 7), three of mantissa and no infinities; 0x7f and 0xff are
+# nan. Their bits, moved up, are those of a float16 2 ** 8 times smaller, denormal ones too: that is exact.
 _F32_FROM_E4M3 = """
     const float f = @f32_from_f16@(($u16)((h & 0x80) << 8 | (h & 0x7f) << 7)) * 256.0f;
     return (h & 0x7f) == 0x7f ? NAN_OF : f;
@@ -206,8 +206,8 @@ helper(
     "cuda",
 )
 helper("f32_from_f8e4m3", "FN float NAME(uchar h) {" + _F32_FROM_E4M3.replace("NAN_OF", "NAN"), "opencl")
-# Rounds to nearest, ties to even; beyond 448 saturates, infinities too. Below 2 ** -6 numbers are multiples of
-# 2 ** -9, as whose number a sum with 2 ** 14 rounds.
+# Rounds to nearest, ties to even; beyond 448 saturates, infinities too. Below 2 ** -6 numbers are multiples
+# of 2 ** -9, to which a sum with 2 ** 14 rounds.
 _E4M3 = """
     const $u32 sign = u >> 24 & 0x80u, a = u & 0x7fffffffu;
     if (a > 0x7f800000u) return 0x7f;

@@ -35,7 +35,7 @@ def saturated(emit: Emitter, x: Value, dtype: str) -> Value:
 
 
 def narrowed(emit: Emitter, x: Value, dtype: str, *, saturate: bool) -> Value:
-    """`x` converted to `dtype`; saturate: what is beyond the largest float of one byte becomes it, else nan."""
+    """`x` converted to `dtype`; beyond the largest float of one byte that, where `saturate`, else nan."""
     if saturate or dtype not in FLOAT8 or x.tensor.dtype == dtype:
         return emit.cast(x, dtype)
     # the largest number and what is rounded to it: its last digit is even, and half of the next one a tie

@@ -25,8 +25,8 @@ def float8_products(module: Module, ctx: PassContext, *, always: bool = False) -
         -->   (sx sw) * graph.dense(%x, %w, out_dtype = "f32")
 
     Both are the same real number where scales do not vary along what is summed over: one number, or one per
-    row of the data or per output channel. Scales may be computed. 8-bit floats and their products are exact in
-    float32, but the tensor cores that multiply them round sums to about 14 bits (docs/adr/0079), so that a
+    row of the data or per output channel. Scales may be computed. 8-bit floats and their products are exact
+    in float32, but the tensor cores that multiply them round sums to about 14 bits (docs/adr/0079), so that a
     precision must permit this pass: tf32, fp16 and bf16 do. Weights that are constants must still be so:
     the pass runs before constants are folded. Convolutions in groups stay as they are. always: also on
     devices whose tensor cores multiply no 8-bit floats.

@@ -141,7 +141,8 @@ class MatrixProblem:
     tail_shared: instructions for every four results whose outcome these share with neighbours.
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
-    can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums warpgroups add chunk by chunk.
+    can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
+    warpgroups add chunk by chunk.
     """
 
     batch: int
@@ -308,7 +309,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     Raises InputError where nothing does.
     """
     shares = _may_share(problem, hardware)
-    # Hopper has no instruction of a warp for 8-bit floats, which it converts to 16 bits: none where groups can.
+    # Warps multiply 8-bit floats as 16-bit ones on Hopper: they do only where groups cannot.
     by_warps = not problem.stored and not (problem.promotes and takes_groups(problem, hardware))
     ways = [(*warps, 0, 0, 1, 0, 1, 1, 1) for warps in _WARPS] if by_warps else []
     if shares and by_warps:

@@ -94,7 +94,7 @@ class MatrixView:
 
     @property
     def promotes(self) -> bool:
-        """Whether warpgroups add sums of chunks to others in float32: tensor cores round those of 8-bit floats."""
+        """Whether warpgroups add sums of chunks in float32: tensor cores round those of 8-bit floats."""
         return self.dtype in FLOAT8
 
     @property

@@ -27,8 +27,8 @@ MATRIX_DTYPES = frozenset({"f16", "bf16"})
 def on_tensor_cores(op: Op) -> bool:
     """Return whether this op is a contraction whose factors tensor cores take.
 
-    That are 16-bit ones, float32 where it may be rounded to TF32 or split into pieces, 8-bit floats, and bytes
-    that are summed in 32 bits.
+    That are 16-bit ones, float32 where it may be rounded to TF32 or split into pieces, 8-bit floats, and
+    bytes that are summed in 32 bits.
     """
     if op.name != "tensor.contract":
         return False
