@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.codegen.dialect import HALVES, NARROW
+from tilewright.codegen.dialect import NARROW
 from tilewright.codegen.emit.emission import Emission, EmittedValue, compute_dtype, emitter
 from tilewright.codegen.emit.scalar_forms import FORMS, Operands, as_bool, form_of
-from tilewright.codegen.emit.vector_access import words_of_pairs
+from tilewright.codegen.emit.vector_access import WORD_BYTES, words_of
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op, Value
-from tilewright.ir.types import FLOAT8, FLOATS, converted, itemsize, storage_dtype
+from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, converted, itemsize, storage_dtype
 
 
 def widened_lanes(e: Emission, v: Value, lanes: int) -> list[str]:
@@ -85,15 +85,21 @@ def _cast(e: Emission, op: Op) -> None:
         e.held[op.result] = constant(e, _known(held.constant, dtype, t.dtype), t.dtype)
     elif t.lanes > 1 and e.dialect.native_vectors and not NARROW & {dtype, t.dtype}:
         e.bind(op.result, [_native_cast(e, held.parts[0], dtype, t.dtype, t.lanes)])
-    elif t.lanes > 1 and not e.dialect.native_vectors and t.dtype in HALVES and compute_dtype(dtype) == "f32":
-        function = e.need(f"{t.dtype}x2_from_f32", "")
+    elif _fills_words(e, t) and compute_dtype(dtype) == "f32":
+        each = WORD_BYTES // itemsize(t.dtype)
+        function = e.need(f"{t.dtype}x{each}_from_f32", "")
         lanes = widened_lanes(e, source, t.lanes)
-        pairs = [f"{function}({a}, {b})" for a, b in zip(lanes[::2], lanes[1::2], strict=True)]
-        hint = op.result.hint or "v"
-        e.held[op.result] = words_of_pairs(e, pairs, t.dtype, hint)
+        words = [f"{function}({', '.join(lanes[i : i + each])})" for i in range(0, t.lanes, each)]
+        e.held[op.result] = words_of(e, words, t.dtype, op.result.hint or "v")
     else:
         lanes = widened_lanes(e, source, t.lanes)
         e.bind_lanes(op.result, [_convert(e, text, dtype, t.dtype) for text in lanes])
+
+
+def _fills_words(e: Emission, t: ScalarType) -> bool:
+    """Return whether the lanes of a short float become whole words, in a language without vectors."""
+    whole = t.lanes > 1 and t.lanes * itemsize(t.dtype) % WORD_BYTES == 0
+    return whole and not e.dialect.native_vectors and t.dtype in NARROW
 
 
 def _known(value: float | int | bool, dtype: str, to: str) -> float | int | bool:

@@ -10,7 +10,7 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.types import itemsize
 
 _LETTERS = "xyzw"
-_WORD_BYTES = 4
+WORD_BYTES = 4
 #: CUDA vector types of elements of 4 and 8 bytes, by lanes
 _NATIVE = {
     "f32": {2: "float2", 4: "float4"},
@@ -40,8 +40,8 @@ def lane_texts(e: Emission, chunk: str, dtype: str, lanes: int) -> list[str]:
     size = itemsize(dtype)
     out = []
     for i in range(lanes):
-        word, bit = divmod(i * size, _WORD_BYTES)
-        source = f"{chunk}.{_LETTERS[word]}" if lanes * size > _WORD_BYTES else chunk
+        word, bit = divmod(i * size, WORD_BYTES)
+        source = f"{chunk}.{_LETTERS[word]}" if lanes * size > WORD_BYTES else chunk
         shifted = f"{source} >> {8 * bit}" if bit else source
         element = f"(({e.dialect.mem_type(dtype)})({shifted}))"
         out.append(f"({element} != 0)" if dtype == "bool" else element)
@@ -54,7 +54,7 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
     if dtype in _NATIVE:
         return f"{kind}{{{', '.join(texts)}}}"
     size = itemsize(dtype)
-    per_word = max(1, min(len(texts), _WORD_BYTES // size))
+    per_word = max(1, min(len(texts), WORD_BYTES // size))
     unsigned = "unsigned char" if size == 1 else "unsigned short"
     words = []
     for start in range(0, len(texts), per_word):
@@ -66,17 +66,18 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
     return f"{kind}{{{', '.join(words)}}}" if len(words) > 1 else f"({kind})({words[0]})"
 
 
-def words_of_pairs(e: Emission, pairs: Sequence[str], dtype: str, hint: str) -> EmittedValue:
-    """Lanes of a 16-bit dtype declared from texts of 32 bits, two lanes each, as words that memory takes."""
+def words_of(e: Emission, words: Sequence[str], dtype: str, hint: str) -> EmittedValue:
+    """Lanes of a short dtype declared from texts of 32 bits, which hold several each, as memory takes them."""
+    each = WORD_BYTES // itemsize(dtype)
     parts: list[str] = []
     chunks: list[tuple[str, str]] = []
-    step = min(len(pairs), VECTOR_BYTES // _WORD_BYTES)
-    for start in range(0, len(pairs), step):
-        texts = pairs[start : start + step]
-        kind, name = chunk_type(dtype, 2 * step), e.name(hint)
+    step = min(len(words), VECTOR_BYTES // WORD_BYTES)
+    for start in range(0, len(words), step):
+        texts = words[start : start + step]
+        kind, name = chunk_type(dtype, each * step), e.name(hint)
         whole = texts[0] if step == 1 else f"{kind}{{{', '.join(texts)}}}"
         e.line(f"const {kind} {name} = {whole};")
-        parts += lane_texts(e, name, dtype, 2 * step)
+        parts += lane_texts(e, name, dtype, each * step)
         chunks.append((kind, name))
     return EmittedValue(tuple(parts), chunks=tuple(chunks))
 

@@ -232,6 +232,23 @@ FN unsigned char NAME(float f) {
     "cuda",
 )
 helper(
+    "f8e4m3x4_from_f32",
+    """
+FN unsigned int NAME(float a, float b, float c, float d) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    unsigned short low, high;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(b), "f"(a));
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
+    return low | (unsigned int)high << 16;
+#else
+    return @f8e4m3_from_f32@(a) | (unsigned int)@f8e4m3_from_f32@(b) << 8 |
+           (unsigned int)@f8e4m3_from_f32@(c) << 16 | (unsigned int)@f8e4m3_from_f32@(d) << 24;
+#endif
+}
+""",
+    "cuda",
+)
+helper(
     "f8e4m3_from_f32",
     "FN uchar NAME(float f) {\n    const uint u = as_uint(f);"
     + _E4M3.replace("BITS", "as_uint").replace("AS_FLOAT", "as_float"),
