@@ -67,7 +67,7 @@ def packed(dtype: str, texts: Sequence[str]) -> str:
 
 
 def words_of(e: Emission, words: Sequence[str], dtype: str, hint: str) -> EmittedValue:
-    """Lanes of a short dtype declared from texts of 32 bits, which hold several each, as memory takes them."""
+    """Lanes of a short dtype declared from texts of 32 bits, which hold several each, as memory has them."""
     each = WORD_BYTES // itemsize(dtype)
     parts: list[str] = []
     chunks: list[tuple[str, str]] = []

@@ -298,16 +298,18 @@ def _worth(module: Module, stored: Module, group: _Group, ctx: PassContext) -> b
     names = {factor.kernel for factor in group}
     before = {f.name for f in module.funcs}
     try:
-        least = GAIN * sum(_seconds(f, ctx) for f in module.funcs if f.name in names)
-        return sum(_seconds(f, ctx) for f in stored.funcs if f.name in names or f.name not in before) < least
+        now, then = constant_positions(module), constant_positions(stored)
+        least = GAIN * sum(_seconds(f, now.get(f.name, ()), ctx) for f in module.funcs if f.name in names)
+        after = [f for f in stored.funcs if f.name in names or f.name not in before]
+        return sum(_seconds(f, then.get(f.name, ()), ctx) for f in after) < least
     except (InputError, UnsupportedError):
         return False
 
 
-def _seconds(kernel: Func, ctx: PassContext) -> float:
-    """Seconds of a kernel that takes no constants, by the model."""
+def _seconds(kernel: Func, constants: tuple[int, ...], ctx: PassContext) -> float:
+    """Seconds of a kernel by the model; constants: the parameters that are such, and so may be packed."""
     cores = any(op.name == "tensor.contract" for op in kernel.body.ops)
-    asked = kernel.with_attrs(**{WEIGHTS: ()}) if cores else kernel
+    asked = kernel.with_attrs(**{WEIGHTS: constants}) if cores else kernel
     key = ("arranged", kernel_text(asked), ctx.hardware, ctx.target)
 
     def answer() -> float:
