@@ -212,7 +212,7 @@ def converted(x: np.ndarray, dtype: str) -> np.ndarray:
     if x.dtype == stored:
         return x.copy()
     real = x.astype(np.float32)
-    most = np.float32(ml_dtypes.finfo(stored).max)
+    most = np.float32(ml_dtypes.finfo(stored).max)  # type: ignore[no-untyped-call]
     held = np.where(np.isnan(real), np.float32(np.nan), np.clip(real, -most, most))
     return np.asarray(held.astype(stored))
 

@@ -39,7 +39,7 @@ def narrowed(emit: Emitter, x: Value, dtype: str, *, saturate: bool) -> Value:
     if saturate or dtype not in FLOAT8 or x.tensor.dtype == dtype:
         return emit.cast(x, dtype)
     # the largest number and what is rounded to it: its last digit is even, and half of the next one a tie
-    most = float(ml_dtypes.finfo(storage_dtype(dtype)).max)
+    most = float(ml_dtypes.finfo(storage_dtype(dtype)).max)  # type: ignore[no-untyped-call]
     real = emit.cast(x, "f32")
     inside = emit.op("less_equal", emit.value("abs", real), most + (most - _before(most, dtype)) / 2)
     return emit.cast(emit.value("where", inside, real, emit.full(float("nan"), "f32")), dtype)

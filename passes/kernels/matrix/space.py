@@ -321,8 +321,13 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
         sms = hardware.sm_count
         role_warps = _SPLIT_ROLE_WARPS if splits_on_the_way(problem) else _ROLE_WARPS
         if problem.promotes:  # three warpgroups have no registers for sums of a chunk beside the others
-            role_warps = tuple(way for way in _ROLE_WARPS if prod(way[0]) <= 2 * WARPGROUP_WARPS)
-        ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in role_warps]
+            ways += [
+                (*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1)
+                for warps, teams in role_warps
+                if prod(warps) <= 2 * WARPGROUP_WARPS
+            ]
+        else:
+            ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in role_warps]
         if not problem.split and not turns_second(problem):
             ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
         if shares and not splits_on_the_way(problem):
