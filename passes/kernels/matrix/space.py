@@ -485,13 +485,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     least = np.where(several, LEAST_RESIDENT_SUMS, least)
     given = WARP * (COPIER_REGISTERS * space.copiers + TURNER_REGISTERS * space.turners)
     left = (registers * threads - given) // (WARP * space.multiplying_warps)
-    promoted_sets = 2 if problem.promotes else 1
-    beside = (
-        promoted_sets * sums // (WARP * space.team_warps)
-        + OTHER_REGISTERS
-        + GROUP_REGISTERS * (space.turners == 0)
-    )
-    beside = beside + held_registers(problem, space)
+    beside = (1 + problem.promotes) * sums // (WARP * space.team_warps) + OTHER_REGISTERS
+    beside = beside + GROUP_REGISTERS * (space.turners == 0) + held_registers(problem, space)
     together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
     # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
     # has at launch.
