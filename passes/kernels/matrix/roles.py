@@ -361,7 +361,7 @@ class _RoleMatrix:
         acc = w.alloc(shape, self.sums, "frag", "sums")
         parts = self._parts_of_sums(shape)
         with self._tiles(team) as tile:
-            w.b.do("thread.fill_fragment", acc, value=0.0 if parts else self._start())
+            w.b.do("thread.fill_fragment", acc, value=0.0 if self.in_pieces else self._start())
             self._await_turn(orders, team, tile)
             if parts:
                 self._sum_of_pieces(pieces, ring, parts, acc, tile, self.chunks)
@@ -646,8 +646,7 @@ class _RoleMatrix:
 
     def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
         w, index = self.w, self._index(tile, m, n)
-        promoted = self.in_pieces or self.view.promotes
-        if (promoted or self.plan.parts > 1) and self._start() != 0.0:
+        if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         place = tuple(index[d] for d in dims(self.op, "par"))
         store_results(w, Points(w, {self.op.result: total}), place)
