@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -28,9 +28,11 @@ from tilewright.passes.graph.distribute.state import refuse_state
 from tilewright.passes.graph.fix_loss_scale import AUTO
 from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
+from tilewright.passes.rewriting.run_forms import RunForms, run_forms
 from tilewright.running.executable import Executable
 from tilewright.running.rank_executable import DistributedExecutable, world
 from tilewright.running.rank_step import DIVISIONS, INPUTS, STATE, DistributedStep, rank_executable
+from tilewright.running.step_forms import StepForms
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 #: the entry of the facts with seconds by the model, and its keys: of messages that may wait for others, and
@@ -44,15 +46,24 @@ MODES: Final[Mapping[str, str]] = {
     "weights": "split-weights",
     "pipeline": "split-pipeline",
 }
+#: modes whose runs are those of the step
+_BY_RUNS: Final = ("batch", "weights")
 
 
-def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32") -> Pipeline:
+def mode_pipeline(
+    mode: str,
+    devices: int,
+    rank: int,
+    options: str = "",
+    precision: str = "fp32",
+    run: int | None = None,
+) -> Pipeline:
     """The passes from a whole network to what one rank of `devices` runs.
 
     options: further ones of the mode's pass, as pipelines write them (`axis=w, gather=late`).
     precision: where it is decided on the graph, it is before the network is divided: so all ranks agree on
-    every dtype, also one without rows, and messages are as narrow as tensors. Raises InputError for an
-    unknown mode, precision or option.
+    every dtype, also one without rows, and messages are as narrow as tensors. run: of a step that updates
+    in every few runs, see `decide-run`. Raises InputError for an unknown mode, precision or option.
     """
     if mode not in MODES:
         raise InputError(f"expected a mode among {', '.join(MODES)}, got {mode!r:.60}")
@@ -61,11 +72,19 @@ def mode_pipeline(mode: str, devices: int, rank: int, options: str = "", precisi
     further = f", {options}" if options.strip() else ""
     divided = f"{MODES[mode]}{{devices={devices}, rank={rank}{further}}}"
     narrowed = PRECISIONS[precision].get("graph", Pipeline())
+    if run is not None:
+        divided = f"decide-run{{run={run}}}, {divided}"
     return PRECISIONS[precision].get("first", Pipeline()) + GRAPH + narrowed + Pipeline.parse(divided)
 
 
 def rank_module(
-    module: Module, mode: str, devices: int, rank: int, options: str = "", precision: str = "fp32"
+    module: Module,
+    mode: str,
+    devices: int,
+    rank: int,
+    options: str = "",
+    precision: str = "fp32",
+    run: int | None = None,
 ) -> Module:
     """Return the part of rank `rank` of a graph-level module; see `mode_pipeline`.
 
@@ -80,7 +99,7 @@ def rank_module(
     step = training_step(module, precision, context)
     if step.get(AUTO[0]) == AUTO[1]:  # decided by now: a later precision says nothing of the scale
         step = replace(step, attrs=tuple((k, a) for k, a in step.attrs if k != AUTO[0]))
-    return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision), context)
+    return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision, run), context)
 
 
 def compile(
@@ -91,6 +110,7 @@ def compile(
     communicator: AnyCommunicator | None = None,
     options: str = "",
     transport: Transport = "device",
+    forms: bool = True,
     **choices: Any,
 ) -> DistributedExecutable:
     """Compile this rank's part of a network; every rank calls it with the same arguments.
@@ -100,6 +120,8 @@ def compile(
     communicator: this rank's end of the world; None means the processes that mpirun started.
     options: of the mode's pass, such as `axis=w` (see `irdump --list-passes`).
     transport: how messages travel between GPUs, see `DistributedExecutable`.
+    forms: compile the runs of a step that accumulates gradients one by one: those without an update leave out
+        its messages and its kernels. Each form has an arena of its own; without, one plan does all runs.
     choices: keyword arguments of `tilewright.compile`. Pipelines get as many instances as there are ranks
         unless told otherwise, so that `map` can keep every stage at work.
 
@@ -111,7 +133,37 @@ def compile(
     if choices.get("shapes") is not None:
         raise UnsupportedError("expected one set of input shapes: a divided network has one plan per rank")
     own = communicator or world()
-    return _compiled_rank(module, own, mode, target, options, transport, choices)
+    found = _forms(module, mode, own.size, options) if forms else None
+    if found is None:
+        return _compiled_rank(module, own, mode, target, options, transport, choices)
+    return _with_forms(found, partial(_compiled_rank, module, own, mode, target, options, transport, choices))
+
+
+def _forms(module: Module, mode: str, devices: int, options: str) -> RunForms | None:
+    """The forms of the runs of a step that is divided run by run; None for anything else."""
+    if mode not in _BY_RUNS or devices == 1 or not module.state_names:
+        return None
+    (divide,) = Pipeline.parse(f"{MODES[mode]}{{{options}}}" if options.strip() else MODES[mode])
+    if dict(divide.options).get("micro_batches", 1) != 1:
+        return None  # one run of the divided step does all runs up to an update
+    return run_forms(module)
+
+
+def _with_forms(forms: RunForms, compiled: Callable[..., DistributedExecutable]) -> DistributedExecutable:
+    """The executable of the last form, which runs the others where they are next.
+
+    All forms hold state alike: where their divisions differ, one plan does all runs.
+    """
+    last = forms.forms[-1]
+    made = {n: compiled(run=n) for n in dict.fromkeys(forms.forms)}
+    own = made.pop(last)
+    held = [e.distribution[DIVISIONS] for e in (own, *made.values())]
+    if any(h != held[0] for h in held):
+        return compiled()
+    others = {n: e for n, e in made.items() if isinstance(e, DistributedStep)}
+    if isinstance(own, DistributedStep):
+        own.take_forms(StepForms(forms, last, others, compiled))
+    return own
 
 
 def _compiled_rank(
@@ -122,17 +174,18 @@ def _compiled_rank(
     options: str,
     transport: Transport,
     choices: Mapping[str, Any],
+    run: int | None = None,
 ) -> DistributedExecutable:
     given, choices = choices, dict(choices)
     precision = str(choices.get("precision", "fp32"))
     if mode == "space":
         options = with_common_wave(options, resolve_target(target).hardware, own)
-    part = rank_module(module, mode, own.size, own.rank, options, precision)
+    part = rank_module(module, mode, own.size, own.rank, options, precision, run)
     if "graph" in PRECISIONS[precision]:
         choices["precision"] = "fp32"  # what is left to decide: the graph is narrow already
     if mode == "pipeline" and not module.state_names:
         choices.setdefault("instances", own.size)
-    passes = str(mode_pipeline(mode, own.size, 0, options, precision)).replace("rank=0", "rank=r")
+    passes = str(mode_pipeline(mode, own.size, 0, options, precision, run)).replace("rank=0", "rank=r")
     agreed = {"network": network_digest(module), "passes": passes, "precision": precision}
     if not module.state_names:
         return compile_part(

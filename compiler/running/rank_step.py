@@ -13,12 +13,14 @@ import numpy as np
 
 from tilewright.ir import ArrayType, InputError, TilewrightError
 from tilewright.ir.modules.divisions import Division, read_divisions
-from tilewright.running.executable import Artifact
+from tilewright.running.executable import Artifact, Executable
 from tilewright.running.rank_executable import DistributedExecutable
 from tilewright.running.state import State, StateStore, read_state, write_state
 from tilewright.running.stateful import StatefulExecutable
+from tilewright.running.step_forms import StepForms
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.dtypes import dtype_named
+from tilewright.runtime.interface.lazy import LazyArray
 from tilewright.runtime.plan.arrays import host_array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
 from tilewright.runtime.plan.execution_plan import Buffer
@@ -36,6 +38,54 @@ class DistributedStep(DistributedExecutable, StatefulExecutable):
     """
 
     has_state = True
+    #: the forms of a step whose runs are not alike, of which this is the one of an update
+    forms: StepForms | None = None
+
+    def take_forms(self, forms: StepForms) -> None:
+        """Run other forms of the step, over this state, where they are next."""
+        self.forms = forms
+        for other in forms.others.values():
+            other.share_state(self)
+
+    def step(self, /, *inputs: object, **named: object) -> LazyArray | tuple[LazyArray, ...]:
+        if self.forms is None:
+            return super().step(*inputs, **named)
+        with self.forms.turn(self._store) as other:
+            return super().step(*inputs, **named) if other is None else other.step(*inputs, **named)
+
+    def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
+        if self.forms is None:
+            return super().__call__(*inputs, **named)
+        with self.forms.turn(self._store) as other:
+            return super().__call__(*inputs, **named) if other is None else other(*inputs, **named)
+
+    def share_state(self, other: Executable) -> None:
+        super().share_state(other)
+        for form in self.forms.others.values() if self.forms else ():
+            form.share_state(self)
+
+    def close(self) -> None:
+        for form in self.forms.others.values() if self.forms else ():
+            form.close()
+        super().close()
+
+    def report(self) -> dict[str, Any]:
+        """The report of a rank; of a step of several forms that of an update, and `forms` of them all."""
+        out = super().report()
+        if self.forms is not None:
+            own = out["distributed"]
+            out["distributed"] = {**own, "forms": self.forms.facts(own)}
+        return out
+
+    def save(self, path: str | Path) -> None:
+        """Write this rank's file; one plan stands for several forms there, so all ranks call it."""
+        if self.forms is None:
+            super().save(path)
+            return
+        with self.forms.whole() as whole:
+            for name in whole.state:
+                whole.state[name] = self.state[name]
+            whole.save(path)
 
     @cached_property
     def _facts(self) -> Mapping[str, Any]:

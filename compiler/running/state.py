@@ -41,6 +41,8 @@ class StateStore:
         self._lost: dict[str, str] = {}  # of what a failed device did not give back: why
         self._memory: StateMemory | None = None
         self._users = 0
+        #: counters as the host knows them without reading; who runs or writes something else forgets them
+        self.counts: dict[str, int] = {}
 
     @property
     def buffers(self) -> Mapping[str, Buffer]:
@@ -110,6 +112,7 @@ class StateStore:
         """Replace one array by one of its shape and dtype; raises InputError for anything else."""
         with self._lock:
             self._require(name)
+            self.counts.pop(name, None)
             if self._memory is not None:
                 self._memory.write(name, value)
             else:
@@ -119,6 +122,7 @@ class StateStore:
     def write_all(self, values: Mapping[str, object]) -> None:
         """Replace everything; raises InputError, and changes nothing, where one array does not fit."""
         with self._lock:
+            self.counts.clear()
             if self._memory is not None:
                 self._memory.write_all(values)
                 return

@@ -89,6 +89,7 @@ class StatefulExecutable(HoldsState, Executable):
             arrays = inputs
             self._rules.check(arrays)
         arrays = self.own_inputs(arrays)
+        self._store.counts.clear()
         stepping = self._stepping
         if stepping is None:
             results = self._first_step(arrays)
@@ -106,6 +107,7 @@ class StatefulExecutable(HoldsState, Executable):
     def __call__(self, /, *inputs: object, **named: object) -> list[np.ndarray]:
         """Results of one step, waited for; otherwise as `step`."""
         arrays = self.own_inputs(self._ordered(self.input_names if named else (), inputs, named))
+        self._store.counts.clear()
         try:
             with self._working() as pool, pool.lent() as instance:
                 results = instance.run(arrays)

@@ -20,7 +20,7 @@ def decided_conditions(module: Module, runs: int, run: int) -> dict[Value, bool]
     numbers are followed; whatever else is not decided.
     """
     main = module.main
-    known = _counters(module, runs, run)
+    known = counters(module, runs, run)
     out: dict[Value, bool] = {}
     for op in main.body.ops[:-1]:
         if len(op.results) != 1 or op.result.tensor.shape != ():
@@ -40,8 +40,8 @@ def decided_conditions(module: Module, runs: int, run: int) -> dict[Value, bool]
     return out
 
 
-def _counters(module: Module, runs: int, run: int) -> dict[Value, Rest]:
-    """Counters at the beginning of a run, as far as they are known."""
+def counters(module: Module, runs: int, run: int) -> dict[Value, Rest]:
+    """Counters of @main at the beginning of run number `run` of every `runs`, as far as they are known."""
     main = module.main
     results = main.body.ops[-1].operands
     made = {r: op for op in main.body.ops for r in op.results}

@@ -15,12 +15,14 @@ retyped: `yes` where the pass changes types of inputs and results: its module ge
   and its results are compared as the types of the given module.
 appends: `yes` where the pass gives results behind those of the given module. Parameters that it adds are
   state, which starts as the constant of its name.
+numbers: `two=2, step=1`: what constants, state and inputs of these names are filled with; others get
+  numbers by their names.
 trains: `yes` where the pass makes the training form of the module, which computes something else.
 """
 
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ from tilewright.running.interpreting import interpret
 SEPARATOR = "# -----\n"
 _HEADER = re.compile(r"# (\w+): (.*)\n")
 KEYS = set(
-    "pipeline reason target idempotent tolerance invalid ranks resized retyped appends trains".split()  # noqa: SIM905
+    "pipeline reason target idempotent tolerance invalid ranks resized retyped appends numbers trains".split()  # noqa: SIM905
 )
 _RANK = re.compile(r"rank=\d+")
 
@@ -66,6 +68,12 @@ class Case:
     def write(self, output: str) -> None:
         """Rewrite the expected output."""
         self.path.write_text(f"{self.given.rstrip()}\n{SEPARATOR}{output}", encoding="utf-8")
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """What arrays are filled with, by name."""
+        rows = [row.partition("=") for row in self.header.get("numbers", "").split(",") if row.strip()]
+        return {name.strip(): int(number) for name, _, number in rows}
 
     @property
     def context(self) -> PassContext:
@@ -99,6 +107,18 @@ def seeded_inputs(module: Module) -> list[np.ndarray]:
     return inputs
 
 
+def with_numbers(module: Module, numbers: Mapping[str, int]) -> Module:
+    """The module with constants and state of these names that are filled with their numbers."""
+    values = [op.result for f in module.funcs for op in walk(f.body) if op.name == "graph.constant"]
+    state = [p for p in module.main.params if p.hint in module.state_names] if numbers else []
+    arrays = {
+        v.hint: np.full(v.tensor.shape, numbers[v.hint], storage_dtype(v.tensor.dtype))
+        for v in (*values, *state)
+        if v.hint in numbers
+    }
+    return module.with_constants(Constants({**module.constants, **arrays})) if arrays else module
+
+
 def results(module: Module, inputs: Sequence[np.ndarray] = ()) -> list[np.ndarray]:
     """What a module computes; of kernels without an @main, what each leaves in memory."""
     names = {f.name for f in module.funcs}
@@ -113,7 +133,10 @@ def compared(case: Case, before: Module, after: Module) -> list[tuple[np.ndarray
     ranks = int(case.header.get("ranks", "0"))
     if not any(f.name == "main" for f in before.funcs):
         return list(zip(results(before), results(after), strict=True))
-    inputs = seeded_inputs(before)
+    inputs = [
+        np.full_like(a, case.numbers[p.hint]) if p.hint in case.numbers else a
+        for a, p in zip(seeded_inputs(before), before.main.params, strict=True)
+    ]
     if case.header.get("resized", "no") == "yes":
         larger = seeded_inputs(after)
         inputs = [common(a, p.tensor.shape) for a, p in zip(larger, before.main.params, strict=True)]
@@ -158,7 +181,7 @@ def common(a: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 def check(case: Case, *, update: bool = False) -> None:
     """Assert everything that must hold for a case; with `update`, rewrite its expected output first."""
     where = str(case.path)
-    before = seeded_constants(parse(case.given, where=where))
+    before = with_numbers(seeded_constants(parse(case.given, where=where)), case.numbers)
     invalid = case.header.get("invalid", "no") == "yes"
     with pytest.raises(VerifyError) if invalid else nullcontext():
         verify(before)

@@ -22,16 +22,22 @@ from tilewright.passes.graph.distribute.sharding.program import Choice, LabelCut
 from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.rewriting.dead_ops import live_ops
 
+#: the module attribute that names state whose terms may be kept apart, one on each rank
+SUMMED_STATE = "summed_state"
 #: what ops do that keep values apart which are cut only to be stored in parts
 _APART = frozenset({Elements.MAPS, Elements.REDUCES})
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """How parameters of @main are held: cuts by name; `stored` ones are cut to save memory, not work."""
+    """How parameters of @main are held: cuts by name; `stored` ones are cut to save memory, not work.
+
+    sums: names of those of which every member holds a summand.
+    """
 
     cuts: Mapping[str, Shard]
     stored: frozenset[str] = frozenset()
+    sums: frozenset[str] = frozenset()
 
 
 class StepProgram(ShardedProgram):
@@ -39,6 +45,7 @@ class StepProgram(ShardedProgram):
 
     holding: what members hold of parameters of @main, which they are never given whole then.
     gathered_params: names of those that were gathered, as an op needs them whole.
+    summed_params: names of those that were added up, as what is added to them is no summand.
     becoming: by name of state, the cut that its new value has by itself.
     """
 
@@ -61,6 +68,7 @@ class StepProgram(ShardedProgram):
         self.stored: set[Value] = set()
         self.uses = Counter(v for op in self.func.body.ops for v in op.operands)
         self.gathered_params: set[str] = set()
+        self.summed_params: set[str] = set()
         self.becoming: dict[str, Shard | None] = {}
         self.destined = _destined(self.func, holding)
         self.params: list[Value] = []
@@ -68,6 +76,8 @@ class StepProgram(ShardedProgram):
             shard = holding.cuts.get(p.hint)
             if shard is None:
                 self.params.append(p)
+                if p.hint in holding.sums:
+                    self.summands[p] = p
                 continue
             t = TensorType(p.tensor.dtype, shard.held(p.tensor.shape, member))
             self.params.append(Value(t, p.hint))
@@ -81,6 +91,8 @@ class StepProgram(ShardedProgram):
             return self.made[value]
         if value in self.summands:
             if value not in self.whole_values:
+                if value in self.func.params:
+                    self.summed_params.add(value.hint)
                 attrs: dict[str, Attr] = {"reduction": "sum", **self.group}
                 self.whole_values[value] = self.b.emit("graph.all_reduce", [self.summands[value]], attrs)[0]
             return self.whole_values[value]
@@ -130,6 +142,17 @@ class StepProgram(ShardedProgram):
             return None
         rows = labels.rows(op, shard.axis, start, end)
         return rows if rows is not None and rows.keep is None and not any(rows.needs) else None
+
+    def summand(self, value: Value) -> Value:
+        """This member's summand of a value; of one that is whole, the first member has all of it."""
+        own = self.summands.get(value)
+        if own is not None and value not in self.whole_values:
+            return own
+        whole = self.whole(value)
+        if not self.member:
+            return whole
+        zero = self.number(0, value.tensor.dtype)
+        return self.b.value("graph.broadcast_to", zero, shape=value.tensor.shape)
 
     # -- ops -------------------------------------------------------------------------------------------------
     def derive(self, op: Op) -> None:
@@ -306,6 +329,8 @@ class StepProgram(ShardedProgram):
             param = func.params[becomes[position]] if position in becomes else None
             if param is not None and param.hint in self.holding.cuts:
                 operands.append(self.piece(value, self.holding.cuts[param.hint]))
+            elif param is not None and param.hint in self.holding.sums:
+                operands.append(self.summand(value))
             else:
                 operands.append(self.whole(value))
             if param is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from tilewright.costmodel.links import Link
@@ -21,7 +22,7 @@ from tilewright.passes.graph.distribute.sharding.messages import (
 )
 from tilewright.passes.graph.distribute.sharding.program import LabelCut, ShardedProgram, UnitHint
 from tilewright.passes.graph.distribute.sharding.shards import Shard
-from tilewright.passes.graph.distribute.sharding.step_program import Holding, StepProgram
+from tilewright.passes.graph.distribute.sharding.step_program import SUMMED_STATE, Holding, StepProgram
 from tilewright.passes.graph.distribute.sharding.step_runs import (
     RunInputs,
     joined_divisions,
@@ -65,7 +66,8 @@ def divided_step(
     state that save memory, not work. weights: decides how weights are cut; what is kept beside one is cut
     like it. Other state is held in the pieces that its new value comes in. rates: by which sums over ranks
     share messages; None leaves each alone. runs: of the step, which one run of the rank's module does on
-    inputs that are joined along dimension 0.
+    inputs that are joined along dimension 0. Where gradients are added up, state that the module's attribute
+    `summed_state` names is a summand on every rank.
     """
     run_inputs: RunInputs = {}
     if runs > 1:
@@ -74,6 +76,9 @@ def divided_step(
     state = set(module.state_names)
     given = {n: Shard(d.axis, d.outer, d.parts) for n, d in divisions_of(module).items() if n in state}
     stored = {**stored, **given} if adds_up else stored
+    sums = frozenset(_summed(module)) if adds_up else frozenset()
+    may_be_stored = stored
+    stored = {n: s for n, s in may_be_stored.items() if n not in sums}
     choose = None if weights is None else weights.choose
     whole: set[str] = set()
     held: dict[str, Shard] = {}
@@ -84,7 +89,7 @@ def divided_step(
         if weights is not None:
             weights.restart()
         cuts = {n: s for n, s in inputs.items() if n not in whole}
-        holding = Holding({**cuts, **held, **stored}, frozenset(stored))
+        holding = Holding({**cuts, **held, **stored}, frozenset(stored), sums)
         made = StepProgram(
             module, range(devices), member, pool, holding=holding, choose=choose, adds_up=adds_up
         )
@@ -97,9 +102,15 @@ def divided_step(
         if weights is not None and weights.refine(trial.unit_hints):
             held = {}
             continue
+        if trial.summed_params:
+            sums -= trial.summed_params
+            stored = {n: s for n, s in may_be_stored.items() if n not in sums}
+            continue
         gathered = trial.gathered_params & inputs.keys() - whole
         gathered |= {n for own in run_inputs.values() if gathered & {*own} for n in own}
-        made = {n: s for n, s in trial.becoming.items() if s is not None and n not in stored}
+        made = {
+            n: s for n, s in trial.becoming.items() if s is not None and n not in stored and n not in sums
+        }
         decided = {} if weights is None else weights.held
         made |= {n: decided[w] for n, w in beside.items() if w in decided}
         made |= given
@@ -114,14 +125,31 @@ def divided_step(
         first = main if rank == 0 else program(ConstantPool(module.constants), 0).main()
         main, seconds = _with_shared_messages(main, first, rates)
         module = module.with_attrs(**{MESSAGE_SECONDS: seconds})
-    divisions = [
-        Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
-        for p in module.main.params
-        if (s := final.holding.cuts.get(p.hint)) is not None
-    ]
+    divisions = _divisions(module, final.holding, devices)
     if run_inputs:
         main, divisions = with_joined_inputs(main, run_inputs), joined_divisions(divisions, run_inputs)
     return _of_rank(module.with_funcs((main,)), pool, divisions, state, rank)
+
+
+def _divisions(module: Module, holding: Holding, devices: int) -> list[Division]:
+    """What ranks hold of parameters of @main, where that is not all of them on each."""
+    cuts = [
+        Division(p.hint, "cut", p.tensor.shape, s.axis, s.outer, s.parts)
+        for p in module.main.params
+        if (s := holding.cuts.get(p.hint)) is not None
+    ]
+    sums = [
+        Division(p.hint, "sum", p.tensor.shape, 0, 1, ((0, 1),) * devices)
+        for p in module.main.params
+        if p.hint in holding.sums
+    ]
+    return cuts + sums
+
+
+def _summed(module: Module) -> tuple[str, ...]:
+    """State of which every rank may have a summand, as the module names it."""
+    names = module.get(SUMMED_STATE, ())
+    return tuple(map(str, names)) if isinstance(names, tuple) else ()
 
 
 def _with_shared_messages(main: Func, first: Func, rates: Rates) -> tuple[Func, tuple[float, ...]]:
@@ -153,7 +181,8 @@ def _of_rank(
         d.name: d.piece(constants[d.name], rank) for d in divisions if d.name in state and d.name in constants
     }
     kept = constants.only(frozenset(named | state)).updated(first)
-    return with_divisions(module.with_constants(kept), divisions)
+    decided = replace(module, attrs=tuple((k, a) for k, a in module.attrs if k != SUMMED_STATE))
+    return with_divisions(decided.with_constants(kept), divisions)
 
 
 def kept_beside(module: Module) -> dict[str, str]:
