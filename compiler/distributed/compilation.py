@@ -46,8 +46,8 @@ MODES: Final[Mapping[str, str]] = {
     "weights": "split-weights",
     "pipeline": "split-pipeline",
 }
-#: modes whose runs are those of the step
-_BY_RUNS: Final = ("batch", "weights")
+#: the mode in which an update has messages that a run without one spares: sums of gradients
+_SUMS_GRADIENTS: Final = "batch"
 
 
 def mode_pipeline(
@@ -120,8 +120,8 @@ def compile(
     communicator: this rank's end of the world; None means the processes that mpirun started.
     options: of the mode's pass, such as `axis=w` (see `irdump --list-passes`).
     transport: how messages travel between GPUs, see `DistributedExecutable`.
-    forms: compile the runs of a step that accumulates gradients one by one: those without an update leave out
-        its messages and its kernels. Each form has an arena of its own; without, one plan does all runs.
+    forms: where samples are divided, compile the runs of a step that accumulates gradients one by one: those
+        without an update leave out its messages and its kernels. Each form has an arena of its own; without, one plan does all runs.
     choices: keyword arguments of `tilewright.compile`. Pipelines get as many instances as there are ranks
         unless told otherwise, so that `map` can keep every stage at work.
 
@@ -140,8 +140,8 @@ def compile(
 
 
 def _forms(module: Module, mode: str, devices: int, options: str) -> RunForms | None:
-    """The forms of the runs of a step that is divided run by run; None for anything else."""
-    if mode not in _BY_RUNS or devices == 1 or not module.state_names:
+    """The forms of the runs of a step whose samples are divided run by run; None for anything else."""
+    if mode != _SUMS_GRADIENTS or devices == 1 or not module.state_names:
         return None
     (divide,) = Pipeline.parse(f"{MODES[mode]}{{{options}}}" if options.strip() else MODES[mode])
     if dict(divide.options).get("micro_batches", 1) != 1:
@@ -159,6 +159,8 @@ def _with_forms(forms: RunForms, compiled: Callable[..., DistributedExecutable])
     own = made.pop(last)
     held = [e.distribution[DIVISIONS] for e in (own, *made.values())]
     if any(h != held[0] for h in held):
+        for exe in (own, *made.values()):
+            exe.close()
         return compiled()
     others = {n: e for n, e in made.items() if isinstance(e, DistributedStep)}
     if isinstance(own, DistributedStep):
