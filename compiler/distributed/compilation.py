@@ -121,7 +121,8 @@ def compile(
     options: of the mode's pass, such as `axis=w` (see `irdump --list-passes`).
     transport: how messages travel between GPUs, see `DistributedExecutable`.
     forms: where samples are divided, compile the runs of a step that accumulates gradients one by one: those
-        without an update leave out its messages and its kernels. Each form has an arena of its own; without, one plan does all runs.
+        without an update leave out its messages and its kernels. Each form has an arena of its own;
+        without, one plan does all runs.
     choices: keyword arguments of `tilewright.compile`. Pipelines get as many instances as there are ranks
         unless told otherwise, so that `map` can keep every stage at work.
 
