@@ -376,7 +376,7 @@ class _RoleMatrix:
                 self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]))
             else:
                 assert isinstance(stage, Value)
-                self._results(acc, stage, tile)
+                self._epilogue(acc, stage, tile)
 
     def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
@@ -577,8 +577,29 @@ class _RoleMatrix:
         par = dims(self.op, "par")
         return next((d for d in reversed(par) if par[d] > 1), "")
 
-    def _results(self, acc: Value, stage: Value, tile: _Tile) -> None:
-        """Every warp brings its sums into rows, piece by piece, and writes results by vectors."""
+    def _epilogue(self, acc: Value, stage: Value, tile: _Tile) -> None:
+        """Write the results of a tile; tiles at an edge have code of their own, so that others test nothing.
+
+        A test around every vector would keep the loads and computations of all others from running side by
+        side with it.
+        """
+        w, plan = self.w, self.plan
+        sides = (("m", tile.m, self.m, plan.block.m), ("n", tile.n, self.n, plan.block.n))
+        cut = [side for side in sides if side[2] % side[3] and side[2] > side[3]]
+        within = [(origin, 0, size - extent + 1) for _, origin, size, extent in cut]
+        names = [name for name, *_ in cut]
+        always = frozenset(name for name, _, size, extent in sides if not size % extent)
+        with w.when(tuple(within)):
+            self._results(acc, stage, tile, always.union(names))
+        for i, (_, origin, size, extent) in enumerate(cut):
+            with w.when((*within[:i], (origin, size - extent + 1, size))):
+                self._results(acc, stage, tile, always.union(names[:i]))
+
+    def _results(self, acc: Value, stage: Value, tile: _Tile, whole: frozenset[str]) -> None:
+        """Every warp brings its sums into rows, piece by piece, and writes results by vectors.
+
+        whole: the dimensions along which all of the tile lies inside of the results.
+        """
         w, plan = self.w, self.plan
         columns = self._piece_columns()
         warp: Expr = w.simple(Sym("tid") // WARP)
@@ -597,10 +618,12 @@ class _RoleMatrix:
             m = w.simple(own + i * (WARPGROUP_WARPS * MMA_M))
             n = w.simple(first_column + piece * columns)
             if not_finite is not None:
-                self._recompute(not_finite, stage, tile, m, n)
-            self._piece(stage, tile, m, n)
+                self._recompute(not_finite, stage, tile, m, n, whole)
+            self._piece(stage, tile, m, n, whole)
 
-    def _recompute(self, not_finite: Value, stage: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+    def _recompute(
+        self, not_finite: Value, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]
+    ) -> None:
         """In a warp with sums that are not finite, compute those of a piece as kernels on the lanes do."""
         w, columns = self.w, self._piece_columns()
         major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
@@ -608,7 +631,7 @@ class _RoleMatrix:
         with w.when((), not_finite), w.loop("s", major * minor // WARP) as step:
             outer, inner = w.unravel(w.simple(step * WARP + lane), (major, minor))
             row, column = (inner, outer) if self.transposed else (outer, inner)
-            mask = self._inside(w.simple(tile.m + m + row), w.simple(tile.n + n + column))
+            mask = self._inside(w.simple(tile.m + m + row), w.simple(tile.n + n + column), whole)
             with w.when(mask):
                 total = w.load(stage, (warp, outer, inner))
                 finite = w.b.value("scalar.isfinite", total)
@@ -616,25 +639,30 @@ class _RoleMatrix:
                     index = self._index(tile, w.simple(m + row), w.simple(n + column))
                     w.store(chain_of(w, self.op, index), stage, (warp, outer, inner))
 
-    def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr) -> None:
-        """The results of a warp's piece of sums, whose first row and column in the tile are m and n."""
-        w, columns = self.w, self._piece_columns()
+    def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]) -> None:
+        """The results of a warp's piece of sums, whose first row and column in the tile are m and n.
+
+        Vectors of a tile at an edge, of which there are few, take turns in a short loop.
+        """
+        w, plan, columns = self.w, self.plan, self._piece_columns()
         major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
         vectors = minor // self.lanes
         warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
-        with w.loop("e", major * vectors // WARP, unroll=1) as step:
+        at_edge = whole != {"m", "n"} and self.m >= plan.block.m and self.n >= plan.block.n
+        with w.loop("e", major * vectors // WARP, unroll=0 if at_edge else 1) as step:
             outer, vector = w.unravel(w.simple(step * WARP + lane), (major, vectors))
             inner = w.simple(vector * self.lanes)
             rows, cols = (inner, outer) if self.transposed else (outer, inner)
-            mask = self._inside(w.simple(tile.m + m + rows), w.simple(tile.n + n + cols))
+            mask = self._inside(w.simple(tile.m + m + rows), w.simple(tile.n + n + cols), whole)
             with w.when(mask), w.loop("v", self.lanes, unroll=1) as v:
                 at = w.simple(inner + v)
                 row, column = (at, outer) if self.transposed else (outer, at)
                 total = w.load(stage, (warp, outer, at))
                 self._result(total, tile, w.simple(m + row), w.simple(n + column))
 
-    def _inside(self, m: Expr, n: Expr) -> Mask:
-        return (*self.w.below(m, self.m), *self.w.below(n, self.n))
+    def _inside(self, m: Expr, n: Expr, whole: frozenset[str] = frozenset()) -> Mask:
+        rows = () if "m" in whole else self.w.below(m, self.m)
+        return rows if "n" in whole else (*rows, *self.w.below(n, self.n))
 
     def _index(self, tile: _Tile, m: Expr, n: Expr) -> dict[str, Expr]:
         """The index of a result in every dimension, by its row and column in the tile."""
