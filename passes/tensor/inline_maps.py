@@ -50,13 +50,20 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
     rewrite:  %hit = tensor.map(%y) {y > 0}; %x = tensor.map(%hit, %d) {select}; %w = tensor.contract(%d, %y)
         -->   %x = tensor.map(%y, %d) {select(y > 0, d, 0)}; %w = tensor.contract(%d, %y)
 
+    Without state, too, a map of one value is computed where it is read if none of its readers can share the
+    kernel of that value, which is in memory anyway: the squares whose mean a norm takes of a sum that goes on
+    along a residual connection.
+
+    rewrite:  %y = tensor.map(%a, %b) {add}; %q = tensor.map(%y) {mul(y, y)}; %s = tensor.reduce(%q) {add}
+        -->   %y = tensor.map(%a, %b) {add}; %s = tensor.reduce(%y) {fma(y, y, s)}
+
     Scatters each get a copy of a map that makes what they update (zeros) of little data: it becomes a part of
     their kernels.
     """
     main = module.main
     if main.level is not Level.TENSOR:
         return module
-    new = _summed(_inlined(_reread(main))) if main.updates else _inlined(main, of_bytes=True)
+    new = _summed(_inlined(_reread(main))) if main.updates else _read_late(_inlined(main, of_bytes=True))
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 
@@ -134,6 +141,86 @@ def _is_reread(op: Op, kept: set[Value], later: Sequence[Op], *, stored: bool, c
             return False
     more = sum(value not in x.operands for x in later)
     return more * value.tensor.nbytes <= (len(later) + (not stored)) * made
+
+
+def _read_late(main: Func) -> Func:
+    """Maps of one stored value written into readers that no kernel can compute together with that value."""
+    stage, read_by = _stages(main), _readers(main)
+    crossing = _crossing(main, stage, read_by)
+    composed: dict[Value, Op] = {}
+    for op in main.body.ops:
+        if op in crossing and _source(new := with_bodies(op, composed)) is not None:
+            composed[op.result] = new
+    # A value that its other readers do not bring to memory would have to be stored instead of what maps make.
+    chains = Counter(_source(op) for v, op in composed.items() if any(x not in crossing for x in read_by[v]))
+    again = {}
+    for result, op in composed.items():
+        value = _source(op)
+        assert value is not None
+        others = any(_is_late(x, stage[value], stage) for x in read_by[value] if x not in crossing)
+        if (
+            others
+            or chains[value] > 1
+            or value in main.params
+            or value.tensor.nbytes < op.result.tensor.nbytes
+        ):
+            again[result] = op
+    ops = [with_bodies(op, again) if op.name in _WITH_MAPS else op for op in main.body.ops]
+    return _live(main, ops)
+
+
+def _readers(main: Func) -> dict[Value, list[Op]]:
+    read_by: dict[Value, list[Op]] = defaultdict(list)
+    for op in main.body.ops:
+        for v in dict.fromkeys(op.operands):
+            read_by[v].append(op)
+    return read_by
+
+
+def _stages(main: Func) -> dict[Value, int]:
+    """For every value the most ops other than maps on a way that leads to it."""
+    stage = dict.fromkeys(main.params, 0)
+    for op in main.body.ops:
+        last = max((stage[v] for v in op.operands), default=0)
+        stage.update(dict.fromkeys(op.results, last + (op.name != "tensor.map" and bool(op.operands))))
+    return stage
+
+
+def _is_late(op: Op, stage: int, stages: dict[Value, int]) -> bool:
+    """Whether an op that reads a value of a stage cannot be a map of the kernel that computes the value."""
+    return op.name != "tensor.map" or any(stages[r] > stage for r in op.results)
+
+
+def _crossing(main: Func, stages: dict[Value, int], read_by: dict[Value, list[Op]]) -> set[Op]:
+    """Cheap maps whose readers all are sums, late maps, or such maps in turn."""
+    found: set[Op] = set()
+    for op in reversed(main.body.ops):
+        if op.name != "tensor.map" or len(op.results) != 1 or is_copy(op) or op.body is None:
+            continue
+        if op.result.tensor.nbytes <= SMALL_BYTES or any(fill is not None for fill in fills(op)):
+            continue
+        indexed = any(o.name == "scalar.index" for o in op.body.ops)
+        readers = read_by[op.result]
+        takes = [
+            x.name in _WITH_MAPS
+            and not is_copy(x)
+            and all(v is not op.result or fill is None for v, fill in zip(x.operands, fills(x), strict=True))
+            and (x in found or _is_late(x, stages[op.result], stages))
+            for x in readers
+        ]
+        if readers and all(takes) and not indexed:
+            found.add(op)
+    return found
+
+
+def _source(op: Op) -> Value | None:
+    """The only large value that a cheap map reads, where it makes a number of at least its size of each."""
+    wide = {v for v in op.operands if v.tensor.nbytes > SMALL_BYTES}
+    if len(wide) != 1 or recompute_cost(op) > MAX_COST:
+        return None
+    (value,) = wide
+    made = op.result.tensor
+    return value if value.tensor.size == made.size and value.tensor.nbytes <= made.nbytes else None
 
 
 def _inlined(main: Func, *, of_bytes: bool = False) -> Func:
