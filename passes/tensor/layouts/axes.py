@@ -80,11 +80,17 @@ def copied_orders(func: Func, taken: Collection[Value]) -> dict[Value, Order]:
 def _same_places(
     v: Value, producers: Mapping[Value, Op], users: Mapping[Value, Sequence[Op]]
 ) -> frozenset[Value]:
-    """The values from a 16-bit product to `v`, each read by the next one alone, where it is itself."""
+    """The values from a 16-bit product to `v`, each read by the next one alone, where it is itself.
+
+    Maps in between may read smaller values besides: which rows of a masked attention have any key.
+    """
     chain = {v}
-    while (op := producers.get(v)) is not None and op.name == "tensor.map" and len(op.operands) == 1:
-        (v,) = op.operands
-        if len(users[v]) > 1 or len(op.results) > 1 or not identity_read(op, 0):
+    while (op := producers.get(v)) is not None and op.name == "tensor.map":
+        whole = [i for i, operand in enumerate(op.operands) if operand.tensor.size == v.tensor.size]
+        if len(whole) != 1 or len(op.results) > 1 or not identity_read(op, whole[0]):
+            return frozenset()
+        v = op.operands[whole[0]]
+        if len(users[v]) > 1:
             return frozenset()
         chain.add(v)
     if op is None or op.name != "tensor.contract" or len(op.results) > 1:
