@@ -44,10 +44,11 @@ def reshape(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 
 @lowering("graph.concatenate")
 def concatenate(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """Each element comes from the operand whose range along the axis holds it."""
+    """Each element comes from the operand whose range along the axis holds it, so never from an empty one."""
     t = result_type(op)
     axis = op.integer("axis") % t.rank
-    return [_joined(b, x, t, axis, [v.tensor.shape[axis] for v in x], drop=False)]
+    full = [v for v in x if v.tensor.shape[axis]] or x[:1]
+    return [_joined(b, full, t, axis, [v.tensor.shape[axis] for v in full], drop=False)]
 
 
 @lowering("graph.stack")
