@@ -12,10 +12,10 @@ from itertools import pairwise
 from math import prod
 from typing import Protocol
 
-from tilewright.ir import Expr, Sym, Value
+from tilewright.ir import BinOp, Expr, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP, WARPGROUP_WARPS
-from tilewright.ir.simplify import coefficients
+from tilewright.ir.simplify import linear
 from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, map_faults
 from tilewright.ir.types import itemsize, storage_dtype
 from tilewright.passes.analysis.terms import Read, Term, leaves
@@ -90,11 +90,12 @@ def waits_of(term: Term, shape: PanelShape, dtype: str) -> int:
 class Boxes:
     """How a factor lies in memory for the copy engine, in elements.
 
-    outer: per coordinate before rows and columns its dimensions (name, extent), its extent and step. rows:
+    outer: per coordinate before rows and columns its indices (each with its extent), its extent and step. An
+    index is a dimension of the batch, or the number of a group of them that share rows (`head // 4`). rows:
     extent and step. columns: their number, each next to the one before. start: of the first element.
     """
 
-    outer: tuple[tuple[tuple[tuple[str, int], ...], int, int], ...]
+    outer: tuple[tuple[tuple[tuple[Expr, int], ...], int, int], ...]
     rows: tuple[int, int]
     columns: int
     start: int
@@ -114,10 +115,10 @@ class Boxes:
     def coordinates(self, env: Mapping[str, Expr]) -> list[Expr]:
         """The coordinates before rows and columns at a point."""
         out = []
-        for names, _, _ in self.outer:
+        for indices, _, _ in self.outer:
             at: Expr = 0
-            for name, extent in names:
-                at = at * extent + env[name]
+            for index, extent in indices:
+                at = at * extent + substitute(index, env)
             out.append(at)
         return out
 
@@ -131,24 +132,39 @@ def boxes_of(view: PanelFrame, term: Term, row: str, inner: tuple[str, ...]) -> 
     for e, stride in zip(term.at, t.strides, strict=True):
         offset += e * stride
     wide = {d: n for d, n in view.sizes.items() if n > 1}
-    form = coefficients(substitute(offset, dict.fromkeys(set(view.sizes) - set(wide), 0)), wide, view.ranges)
-    if form is None or not isinstance(form[1], int) or any(step < 0 for step in form[0].values()):
+    form = linear(substitute(offset, dict.fromkeys(set(view.sizes) - set(wide), 0)), view.ranges)
+    steps = dict(form.terms)
+    batch = {d: n for d, n in wide.items() if d not in (row, *inner)}
+    extents = {index: _extent(index, batch) for index in steps if str(index) not in (row, *inner)}
+    if any(n is None for n in extents.values()) or any(step < 0 for step in steps.values()):
         return None
-    steps = form[0]
-    columns = [(wide[d], steps.get(d, 0)) for d in inner if d in wide]
+    columns = [(wide[d], steps.get(Sym(d), 0)) for d in inner if d in wide]
     if not columns or columns[-1][1] != 1 or any(a[1] != b[0] * b[1] for a, b in pairwise(columns)):
         return None
-    others = [((d, wide[d]), steps[d]) for d in wide if d not in (row, *inner) and steps.get(d, 0)]
-    outer: list[tuple[tuple[tuple[str, int], ...], int, int]] = []
-    for (name, extent), step in sorted(others, key=lambda o: -o[1]):
+    others = [((index, n), steps[index]) for index, n in extents.items() if n is not None]
+    outer: list[tuple[tuple[tuple[Expr, int], ...], int, int]] = []
+    for (index, extent), step in sorted(others, key=lambda o: -o[1]):
         if outer and outer[-1][2] == extent * step:
-            names, many, _ = outer[-1]
-            outer[-1] = ((*names, (name, extent)), many * extent, step)
+            indices, many, _ = outer[-1]
+            outer[-1] = ((*indices, (index, extent)), many * extent, step)
         else:
-            outer.append((((name, extent),), extent, step))
+            outer.append((((index, extent),), extent, step))
     count = prod(n for n, _ in columns)
     # a single row may lie anywhere
-    return Boxes(tuple(outer), (view.sizes[row], steps.get(row, 0) or count), count, form[1])
+    rows_step = steps.get(Sym(row), 0) or count
+    return Boxes(tuple(outer), (view.sizes[row], rows_step), count, form.constant)
+
+
+def _extent(index: Expr, batch: Mapping[str, int]) -> int | None:
+    """How many values an index has: a dimension of the batch, or such a one divided; None for others."""
+    if isinstance(index, Sym):
+        return batch.get(index.name)
+    if not isinstance(index, BinOp) or index.op != "//":
+        return None
+    whole, each = index.lhs, index.rhs
+    if not isinstance(whole, Sym) or whole.name not in batch or not isinstance(each, int):
+        return None
+    return -(-batch[whole.name] // each)
 
 
 def engine_map(
