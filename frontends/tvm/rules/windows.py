@@ -64,6 +64,16 @@ def factors(emit: Emitter, call: Call) -> tuple[Value, Value]:
     return emit.cast(a, dtype_name(named)), emit.cast(b, dtype_name(named))
 
 
+def sums_of(call: Call, factor: Value) -> str | None:
+    """The type in which a product gives its sums; None where that of its factors is named, or none.
+
+    TVM's translators name the type of the factors for every convolution. A precision that stores factors in
+    fewer bits then stores results in as many.
+    """
+    dtype = call.dtype("out_dtype") or None
+    return None if dtype == factor.tensor.dtype else dtype
+
+
 def _convolution(spatial: int, transposed: bool = False) -> Rule:
     order = "IO" if transposed else "OI"
 
@@ -83,7 +93,7 @@ def _convolution(spatial: int, transposed: bool = False) -> Rule:
             attrs["output_padding"] = repeated(extra, spatial, "output_padding")
         result = emit.value(
             f"conv{spatial}d{'_transpose' if transposed else ''}", data, weight, **attrs, groups=groups,
-            data_layout=layout, kernel_layout=kernel_layout, out_dtype=call.dtype("out_dtype") or None,
+            data_layout=layout, kernel_layout=kernel_layout, out_dtype=sums_of(call, data),
         )  # fmt: skip
         return finish(result)
 
@@ -103,7 +113,7 @@ def _deformable_conv2d(emit: Emitter, call: Call) -> Result:
     result = emit.value(
         "deformable_conv2d", data, offset, weight, **attrs, groups=call.integer("groups", 1),
         deformable_groups=call.integer("deformable_groups", 1), data_layout=layout,
-        kernel_layout=kernel_layout, out_dtype=call.dtype("out_dtype") or None,
+        kernel_layout=kernel_layout, out_dtype=sums_of(call, data),
     )  # fmt: skip
     return relaid(emit, result, layout, out)
 
