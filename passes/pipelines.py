@@ -149,6 +149,9 @@ PRECISIONS: Mapping[str, Mapping[str, Pipeline]] = {
     },
 }
 
+#: how kernels hand on what they make 16-bit numbers of, by precision
+_HANDED_ON = {p: Pipeline.parse(f"store-narrow{{dtype={t}}}") for p, t in (("fp16", "f16"), ("bf16", "bf16"))}
+
 #: what a training step passes before all others in precisions whose range needs no loss scale
 LOSS_SCALE = Pipeline.parse("fix-loss-scale")
 
@@ -305,6 +308,8 @@ def official_stages(
             f"precision {precision} is decided on graph ops; @main holds tensor ops already"
         )
     tensor = extra.get("tensor", NOTHING) + TENSOR
+    if precision in _HANDED_ON:
+        tensor = tensor.until("place-concats") + _HANDED_ON[precision] + tensor.since("place-concats")
     tensor = partitioned(tensor, partitioner)
     if layouts != "cut":
         by = ", partitioner=maximal" if partitioner == "maximal" else ""
