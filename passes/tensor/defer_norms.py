@@ -41,8 +41,8 @@ from tilewright.passes.kernels.matrix.view import multiplies
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 
-#: types in which a value is a factor of tensor cores as it is stored
-NARROW = ("f16", "bf16")
+#: types in which a value is a factor of tensor cores as it is stored: from 1 to the next number
+EPSILON = {"f16": 2.0**-10, "bf16": 2.0**-7}
 #: what is deferred must be estimated to take at most this share of what it takes now
 GAIN = 0.98
 WHEN = ("auto", "always", "never")
@@ -69,6 +69,19 @@ class _Product:
     axis: int
     weights: np.ndarray
     norm: _Scaled
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """The constants of a product behind which a norm is applied.
+
+    stored: weights times gain, as they are stored. sums: of their columns. offset: sums of columns of weights
+    times offset; None without one.
+    """
+
+    stored: np.ndarray
+    sums: np.ndarray
+    offset: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,9 @@ def defer_norms(module: Module, ctx: PassContext, *, when: str = "auto") -> Modu
     pool = ConstantPool(module.constants)
     search = _Search(main, pool)
     taken = [
-        norm for norm in search.norms() if when == "always" or _pays(norm, search, hardware, ctx.estimator)
+        norm
+        for norm in search.norms()
+        if (when == "always" or _pays(norm, search, hardware, ctx.estimator)) and search.folds(norm)
     ]
     if not taken:
         return module
@@ -137,12 +152,13 @@ class _Search:
             for v in dict.fromkeys(op.operands):
                 self.readers.setdefault(v, []).append(op)
         self.returned = set(main.body.ops[-1].operands)
+        self._folded: dict[Op, _Folded] = {}
 
     def norms(self) -> Iterator[_Norm]:
         """Norms that no op reads but such products and maps, each once."""
         seen: set[Op] = set()
         for op in self.main.body.ops:
-            if op.name != "tensor.contract" or op.operands[0].tensor.dtype not in NARROW:
+            if op.name != "tensor.contract" or op.operands[0].tensor.dtype not in EPSILON:
                 continue
             result = self._computed(op.operands[0])
             if result is None or result in seen:
@@ -213,7 +229,7 @@ class _Search:
             if len(wide) != 1:
                 return
             (value,) = wide
-            if value.tensor.dtype in NARROW and len(self.readers[value]) > 1:
+            if value.tensor.dtype in EPSILON and len(self.readers[value]) > 1:
                 yield value
             op = self.producers.get(value)
 
@@ -259,22 +275,53 @@ class _Search:
         }
         return _Scaled(found, at.pop()[0]) if len(at) == 1 else None
 
-    def numbers(self, term: Term, column: str, extent: int) -> np.ndarray:
-        """What a term of constants is for each index of a column, in float64."""
+    def folds(self, norm: _Norm) -> bool:
+        """Return whether weights times gains are rounded as finely as weights are, in each column.
+
+        They are not where the products leave the range of their type.
+        """
+        for p in norm.products:
+            exact = self._scaled_weights(p)
+            folded = self.folded(p)
+            error, whole = (
+                np.sqrt((a * a).sum(axis=p.axis)) for a in (folded.stored.astype(np.float64) - exact, exact)
+            )
+            if not np.all(error <= EPSILON[p.op.operands[1].tensor.dtype] * whole):
+                return False
+        return True
+
+    def folded(self, p: _Product) -> _Folded:
+        """The constants of a product, computed once."""
+        if p.op not in self._folded:
+            stored = self._scaled_weights(p).astype(storage_dtype(p.op.operands[1].tensor.dtype))
+            sums = stored.astype(np.float64).sum(axis=p.axis).astype(np.float32)
+            offset = None
+            if p.norm.rows.offset is not None:
+                moved = p.weights.astype(np.float64) * self._along(p, p.norm.rows.offset)
+                offset = moved.sum(axis=p.axis).astype(np.float32)
+            self._folded[p.op] = _Folded(stored, sums, offset)
+        return self._folded[p.op]
+
+    def _scaled_weights(self, p: _Product) -> np.ndarray:
+        wide = p.weights.astype(np.float64)
+        return wide if p.norm.rows.gain is None else wide * self._along(p, p.norm.rows.gain)
+
+    def _along(self, p: _Product, term: Term) -> np.ndarray:
+        """What a term of constants is for each index of the channel, shaped as the weights are."""
+        extent = dims(p.op, "red")[p.channel]
         b = Builder()
         arrays: dict[str, np.ndarray] = {}
-        for leaf in leaves(term):
-            assert isinstance(leaf, Read)
-            name = str(self.producers[leaf.value]["name"])
-            array = self.pool.array(self.producers[leaf.value])
+        for v in dict.fromkeys(leaf.value for leaf in leaves(term) if isinstance(leaf, Read)):
+            array = self.pool.array(self.producers[v])
             assert array is not None
-            arrays[name] = array
-            b.append(self.producers[leaf.value])
-        (out,) = _mapped(b, {column: extent}, [term], {}, "f32")
+            arrays[str(self.producers[v]["name"])] = array
+            b.append(self.producers[v])
+        (out,) = _mapped(b, {p.channel: extent}, [term], {}, "f32")
         b.do("tensor.return", out)
-        func = Func(Level.TENSOR, "main", Block((), tuple(dict.fromkeys(b.ops))), (out.type,))
+        func = Func(Level.TENSOR, "main", Block((), tuple(b.ops)), (out.type,))
         (found,) = interpret(Module("numbers", (func,), (), Constants(arrays)), precision="fp64")
-        return np.asarray(found, dtype=np.float64)
+        shape = [extent if d == p.axis else 1 for d in range(p.weights.ndim)]
+        return np.asarray(found, dtype=np.float64).reshape(shape)
 
 
 def _moves(op: Op) -> bool:
@@ -364,9 +411,12 @@ def _statistics(b: Builder, norm: _Scaled) -> _Statistics:
 
 
 class _Writer:
-    """Writes a function's ops with a norm deferred."""
+    """Writes a function's ops with a norm deferred.
 
-    def __init__(self, norm: _Norm, search: _Search, pool: ConstantPool) -> None:
+    pool: takes new constants; None where the ops are only priced, for which none are computed.
+    """
+
+    def __init__(self, norm: _Norm, search: _Search, pool: ConstantPool | None) -> None:
         self.norm, self.search, self.pool = norm, search, pool
         self.b = Builder()
 
@@ -404,39 +454,34 @@ class _Writer:
 
     def _product(self, p: _Product) -> None:
         """Append the product of the value and weights that hold the gain, and the map that corrects it."""
-        op, search = p.op, self.search
-        extent, shape = dims(op, "red")[p.channel], p.weights.shape
-        wide = p.weights.astype(np.float64)
-        along = [extent if d == p.axis else 1 for d in range(len(shape))]
-        scaled = wide
-        if p.norm.rows.gain is not None:
-            scaled = wide * search.numbers(p.norm.rows.gain, p.channel, extent).reshape(along)
-        stored = scaled.astype(storage_dtype(op.operands[1].tensor.dtype))
-        name = str(search.producers[op.operands[1]]["name"])
-        weights = self._constant(f"{name}.scaled", stored, op.operands[1].type)
-        at = tuple(e for d, e in enumerate(reads(op)[1]) if d != p.axis)
-        sums_type = TensorType("f32", tuple(n for d, n in enumerate(shape) if d != p.axis))
+        op, weights_at = p.op, reads(p.op)[1]
+        folded = None if self.pool is None else self.search.folded(p)
+        weights = self._constant(p, "scaled", op.operands[1].type, None if folded is None else folded.stored)
+        at = tuple(e for d, e in enumerate(weights_at) if d != p.axis)
+        t = TensorType("f32", tuple(n for d, n in enumerate(p.weights.shape) if d != p.axis))
         (sums,) = self.b.emit(
             op.name, (p.norm.rows.value.value, weights),
-            {**dict(op.attrs), "reads": (p.norm.rows.value.at, reads(op)[1])},
+            {**dict(op.attrs), "reads": (p.norm.rows.value.at, weights_at)},
             types=[op.result.type], body=op.body,
         )  # fmt: skip
         par = dims(op, "par")
         taken: Term | None = None
         if self.statistics.shift is not None:
-            columns = stored.astype(np.float64).sum(axis=p.axis).astype(np.float32)
-            taken = Read(self._constant(f"{name}.sums", columns, sums_type), at)
+            array = None if folded is None else folded.sums
+            taken = Read(self._constant(p, "sums", t, array), at)
         term = self.statistics.moved(p.norm, Read(sums, tuple(map(Sym, par))), taken)
         if p.norm.rows.offset is not None:
-            moved = wide * search.numbers(p.norm.rows.offset, p.channel, extent).reshape(along)
-            columns = moved.sum(axis=p.axis).astype(np.float32)
-            term = apply("add", term, Read(self._constant(f"{name}.offset", columns, sums_type), at))
+            array = None if folded is None else folded.offset
+            term = apply("add", term, Read(self._constant(p, "offset", t, array), at))
         _mapped(self.b, par, [term], {}, "f32")
         made = self.b.ops.pop()
         self.b.append(replace(made, results=op.results))
 
-    def _constant(self, name: str, array: np.ndarray, kind: Type) -> Value:
-        (value,) = self.b.emit("tensor.constant", (), {"name": self.pool.add(name, array)}, types=[kind])
+    def _constant(self, p: _Product, kind: str, t: Type, array: np.ndarray | None) -> Value:
+        name = f"{self.search.producers[p.op.operands[1]]['name']}.{kind}"
+        if self.pool is not None and array is not None:
+            name = self.pool.add(name, array)
+        (value,) = self.b.emit("tensor.constant", (), {"name": name}, types=[t])
         return value
 
 
@@ -449,7 +494,7 @@ def _pays(norm: _Norm, search: _Search, hardware: Hardware, estimator: Estimator
         v for v in inside if v in search.returned or any(op not in chosen for op in search.readers.get(v, []))
     ]
     end = Op("tensor.return", tuple(v for op in ops for v in op.results if v in results))
-    deferred = _Writer(norm, search, ConstantPool(search.pool.constants)).written(ops)
+    deferred = _Writer(norm, search, None).written(ops)
 
     def seconds(some: Sequence[Op]) -> float:
         live = [op for op in live_ops(Block((), (*some, end))) if op.name != "tensor.constant"]
