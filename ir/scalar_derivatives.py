@@ -9,6 +9,7 @@ half to each, as PyTorch has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log, pi, sqrt
 
 from tilewright.ir.errors import UnsupportedError
@@ -23,6 +24,12 @@ def _zero_where(condition: Scalar, x: Scalar) -> Scalar:
 def _larger(g: Scalar, mine: Scalar, other: Scalar) -> Scalar:
     """g where `mine` is larger, half of it where both are equal."""
     return (mine > other).select(g, mine.equals(other).select(g * 0.5, 0))
+
+
+def _density(x: Sequence[Scalar]) -> Scalar:
+    """The density of the normal distribution at the product of two scalars."""
+    at = x[0] * x[1]
+    return (at * at * -0.5).apply("exp") * (1 / sqrt(2 * pi))
 
 
 def _of_lanes(*_: object) -> Scalar:
@@ -66,6 +73,10 @@ ACOSH: Partials = (lambda x, y, g: g * ((x[0] - 1) * (x[0] + 1)).apply("rsqrt"),
 ATANH: Partials = (lambda x, y, g: g / ((1 - x[0]) * (1 + x[0])),)
 ERF: Partials = (lambda x, y, g: g * (-(x[0] * x[0])).apply("exp") * (2 / sqrt(pi)),)
 ERFC: Partials = (lambda x, y, g: g * (-(x[0] * x[0])).apply("exp") * (-2 / sqrt(pi)),)
+NARROW_GELU: Partials = (
+    lambda x, y, g: g * (((x[0] * x[1] * sqrt(0.5)).apply("erf") + 1) * 0.5 + x[0] * x[1] * _density(x)),
+    lambda x, y, g: g * x[0] * x[0] * _density(x),
+)
 SIGMOID: Partials = (lambda x, y, g: g * (y * (1 - y)),)
 
 ADD: Partials = (lambda x, y, g: g, lambda x, y, g: g)

@@ -46,6 +46,10 @@ def _erfc(x: np.ndarray) -> np.ndarray:
     return erfc(x)
 
 
+def _gelu(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a * (0.5 * _erfc(a * b * -(0.5**0.5)))
+
+
 def _require(condition: bool, kind: str, got: ScalarType) -> None:
     if not condition:
         raise InputError(f"expected {kind} operands, got {got}")
@@ -126,6 +130,12 @@ _UNARY: dict[str, tuple[Callable[..., np.ndarray], str, str, Partials]] = {
     "bit_not": (np.invert, "int", "bitwise complement", by.PIECEWISE_CONSTANT),
 }
 _BINARY: dict[str, tuple[Callable[..., np.ndarray], str, str, Partials]] = {
+    "narrow_gelu": (
+        _gelu,
+        "float",
+        "a times the normal distribution function of a * b, b above 0, near enough to be rounded to 16 bits",
+        by.NARROW_GELU,
+    ),
     "add": (np.add, "any", "a + b", by.ADD),
     "sub": (np.subtract, "any", "a - b", by.SUB),
     "mul": (np.multiply, "any", "a * b", by.MUL),

@@ -122,6 +122,7 @@ vectorise,
 simplify-thread,
 excess-precision,
 form-erfc,
+form-gelu,
 thread-dce,
 place-barriers
 """)

@@ -175,6 +175,15 @@ def _erfc(o: Operands) -> str:
     return f"{o.need('erfc_power', '')}({a})" if o.dtype == "f32" else o.dialect.call("erfc", o.dtype, (a,))
 
 
+def _narrow_gelu(o: Operands) -> str:
+    """In CUDA a power of two, within 1e-4 of the result or of 2 ** -14; elsewhere by `erf`."""
+    a, scale = o.texts
+    if o.dtype == "f32" and not o.opencl:
+        return f"{o.need('narrow_gelu', '')}({a}, {scale})"
+    half, root = (o.dialect.literal(v, o.dtype) for v in (0.5, 0.7071067811865476))
+    return f"{a} * ({half} + {half} * {o.dialect.call('erf', o.dtype, (f'{a} * {scale} * {root}',))})"
+
+
 FORMS: dict[tuple[str, str], Form] = {}
 
 
@@ -206,6 +215,7 @@ _define(
         "sigmoid": Form(_sigmoid),
         "erf": Form(_erf),
         "erfc": Form(_erfc),
+        "narrow_gelu": Form(_narrow_gelu),
         "abs": _math("fabs"),
         "round": _math("rint"),
         "pow": _math("pow", 2),

@@ -318,3 +318,24 @@ FN float NAME(float x) {{
 """,
     "cuda",
 )
+#: the binary logarithm of the normal distribution function at -s, for s of at least 0: the polynomial with
+#: the smallest largest error of its power of two, times s and in parts of the larger of that and 2 ** -14
+#: (8.4e-5), fitted by reweighted least squares up to s = 7, beyond which it falls on; lowest powers first
+_TAIL = (
+    *(-1.00012108, -1.1491746, -0.464122464),
+    *(-0.0482364449, 0.00582710163, -0.000320495464),
+)
+#: beyond it the power of two is 0, times whatever is finite
+_TAIL_LIMIT = 65504.0
+
+helper(
+    "narrow_gelu",
+    f"""
+FN float NAME(float x, float scale) {{
+    const float a = @min_f32@(fabsf(x), {_TAIL_LIMIT}f), s = a * scale;
+    {_horner("p", _TAIL)}
+    return fmaf(-a, @power@(p), @max_f32@(x, 0.0f));
+}}
+""",
+    "cuda",
+)

@@ -103,6 +103,7 @@ _EXPENSIVE = frozenset(
         "pow",
         "erf",
         "erfc",
+        "narrow_gelu",
         "sigmoid",
         "tanh",
         "sin",

@@ -51,3 +51,29 @@ def test_the_complement_keeps_its_small_values():
 def test_it_compiles(function):
     source = emit_cuda(parse(KERNEL.replace("erf", function)).funcs[0]).source
     assert compile_cuda(source).kernels["k"].spill_bytes == 0
+
+
+GELU = KERNEL.replace(
+    "%1 = scalar.erf(%0) : f32",
+    "SCALE\n  %1 = scalar.narrow_gelu(%0, %2) : f32",
+)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.9998931827716024, 1.5])
+def test_a_narrow_gelu_is_within_a_fifth_of_a_rounding_to_f16(scale):
+    kernel = GELU.replace("SCALE", f'%2 = scalar.const(value = {scale}, dtype = "f32") : f32')
+    x = arguments()
+    (got,) = run(parse(kernel).funcs[0], "emulator", [x]).values()
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        want = wide * (0.5 * erfc(wide * (-scale / np.sqrt(2))))
+    want[np.isneginf(x)] = 0.0  # the limit, where the product is 0 times infinity
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    error = np.abs(got[finite] - want[finite]) / np.maximum(np.abs(want[finite]), 2.0**-14)
+    assert error.max() <= 1e-4 <= np.finfo(np.float16).eps / 2 / 4
+
+
+def test_a_narrow_gelu_compiles():
+    kernel = GELU.replace("SCALE", '%2 = scalar.const(value = 1.0, dtype = "f32") : f32')
+    assert compile_cuda(emit_cuda(parse(kernel).funcs[0]).source).kernels["k"].spill_bytes == 0
