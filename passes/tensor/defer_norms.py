@@ -281,11 +281,10 @@ class _Search:
         They are not where the products leave the range of their type.
         """
         for p in norm.products:
-            exact = self._scaled_weights(p)
-            folded = self.folded(p)
-            error, whole = (
-                np.sqrt((a * a).sum(axis=p.axis)) for a in (folded.stored.astype(np.float64) - exact, exact)
-            )
+            exact, stored = self._scaled_weights(p), self.folded(p).stored.astype(np.float64)
+            if not np.isfinite(stored).all():
+                return False
+            error, whole = (np.sqrt((a * a).sum(axis=p.axis)) for a in (stored - exact, exact))
             if not np.all(error <= EPSILON[p.op.operands[1].tensor.dtype] * whole):
                 return False
         return True
@@ -293,8 +292,9 @@ class _Search:
     def folded(self, p: _Product) -> _Folded:
         """The constants of a product, computed once."""
         if p.op not in self._folded:
-            stored = self._scaled_weights(p).astype(storage_dtype(p.op.operands[1].tensor.dtype))
-            sums = stored.astype(np.float64).sum(axis=p.axis).astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                stored = self._scaled_weights(p).astype(storage_dtype(p.op.operands[1].tensor.dtype))
+                sums = stored.astype(np.float64).sum(axis=p.axis).astype(np.float32)
             offset = None
             if p.norm.rows.offset is not None:
                 moved = p.weights.astype(np.float64) * self._along(p, p.norm.rows.offset)
