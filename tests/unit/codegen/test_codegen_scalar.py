@@ -19,6 +19,7 @@ ELEMENTWISE = [
     if d.name.startswith("scalar.")
     and d.elementwise
     and d.name not in ("scalar.cast", "scalar.const", "scalar.select", "scalar.piece", "scalar.join_pieces")
+    and d.name != "scalar.narrow_gelu"  # of positive scales, as exact as 16 bits need: test_erf.py
 ]
 
 
