@@ -75,7 +75,7 @@ def _below_one_plus_tanh(value: Value, rewriter: Rewriter) -> Value | None:
 
 
 def _product(op: Op, rewriter: Rewriter) -> tuple[float, list[Value]]:
-    """The numbers and the other factors of what a cast rounds from float32 to 16 bits; none of other casts."""
+    """The numbers and other factors of what a cast rounds from float32 to 16 bits; none of other casts."""
     (value,) = op.operands
     number = 1.0
     others: list[Value] = []
