@@ -37,7 +37,7 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.terms import FLOATS, Apply, Read, Reduction, Term, Terms, leaves
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.view import multiplies
-from tilewright.passes.kernels.rows.scaled_rows import ScaledRows, apply, scaled_rows
+from tilewright.passes.kernels.rows.scaled_rows import ScaledRows, apply, number_of, scaled_rows
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 
@@ -54,6 +54,14 @@ class _Scaled:
 
     rows: ScaledRows
     row_at: tuple[Expr, ...]
+
+    def parts(self) -> tuple[tuple[Value, ...], ...]:
+        """What shift, scale, gain and offset are made of, wherever that is read."""
+        terms = (self.rows.shift, self.rows.scale, self.rows.gain, self.rows.offset)
+        return tuple(
+            tuple(_held(leaf) for leaf in leaves(term) if isinstance(leaf, Read | Reduction))
+            for term in map(_or_nothing, terms)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,13 @@ class _Norm:
     products: tuple[_Product, ...]
     maps: tuple[Op, ...]
 
+    def stands_apart(self, others: Iterable[_Norm]) -> bool:
+        """Return whether neither this norm is what another one reads, nor the other way around."""
+        return all(
+            self.value is not other.result.result and other.value is not self.result.result
+            for other in others
+        )
+
 
 @register_pass(Level.TENSOR)
 def defer_norms(module: Module, ctx: PassContext, *, when: str = "auto") -> Module:
@@ -124,11 +139,11 @@ def defer_norms(module: Module, ctx: PassContext, *, when: str = "auto") -> Modu
         return module
     pool = ConstantPool(module.constants)
     search = _Search(main, pool)
-    taken = [
-        norm
-        for norm in search.norms()
-        if (when == "always" or _pays(norm, search, hardware, ctx.estimator)) and search.folds(norm)
-    ]
+    taken: list[_Norm] = []
+    for norm in search.norms():
+        pays = when == "always" or _pays(norm, search, hardware, ctx.estimator)
+        if pays and norm.stands_apart(taken) and search.folds(norm):
+            taken.append(norm)
     if not taken:
         return module
     ops: Sequence[Op] = main.body.ops
@@ -184,7 +199,9 @@ class _Search:
             products = [self._product(op, value) for op in contracts]
             known = tuple(p for p in products if p is not None)
             norm = self._own(result, value)
-            if norm is not None and len(known) == len(products):
+            if norm is None or len(known) < len(products):
+                continue
+            if all(p.norm.parts() == norm.parts() for p in known):
                 return _Norm(value, result, norm, known, tuple(maps))
         return None
 
@@ -338,6 +355,11 @@ def _varies(leaf: Read | Reduction) -> bool:
     return any(not isinstance(e, int) for e in leaf.at)
 
 
+def _or_nothing(term: Term | None) -> Term:
+    """The term, or a number that is made of nothing."""
+    return number_of(1.0) if term is None else term
+
+
 def _held(leaf: Read | Reduction) -> Value:
     """The value of which a leaf is an element."""
     return leaf.value if isinstance(leaf, Read) else leaf.op.result
@@ -422,16 +444,19 @@ class _Writer:
 
     def written(self, ops: Iterable[Op]) -> list[Op]:
         """The ops, in place of those that read the norm others that read what it is made of."""
-        norm, products = self.norm, {p.op: p for p in self.norm.products}
+        # Ops are known by their results: what another norm was written into has the same.
+        norm, products = self.norm, {p.op.result: p for p in self.norm.products}
+        maps = {op.result for op in norm.maps}
         inside: dict[Value, Op] = {}
         for op in ops:
+            first = op.results[0] if op.results else None
             with self.b.at(op.loc):
-                if op is norm.result:
+                if first is norm.result.result:
                     self.statistics = _statistics(self.b, norm.norm)
                     inside[op.result] = self._again()
-                elif op in products:
-                    self._product(products[op])
-                elif op in norm.maps:
+                elif first in products:
+                    self._product(products[first])
+                elif first in maps:
                     new = with_bodies(op, inside)
                     self.b.append(new)
                     if _moves(op):

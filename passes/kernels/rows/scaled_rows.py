@@ -76,7 +76,7 @@ def _scaled(before: ScaledRows, other: Term, of_row: bool, of_column: bool) -> S
 
 
 def _divided(before: ScaledRows, other: Term, of_row: bool, of_column: bool) -> ScaledRows | None:
-    return _scaled(before, apply("div", _number(1.0), other), of_row, of_column)
+    return _scaled(before, apply("div", number_of(1.0), other), of_row, of_column)
 
 
 def _times(one: Term | None, other: Term) -> Term:
@@ -84,7 +84,7 @@ def _times(one: Term | None, other: Term) -> Term:
 
 
 def _negative(term: Term) -> Term:
-    return apply("sub", _number(0.0), term)
+    return apply("sub", number_of(0.0), term)
 
 
 def apply(name: str, *args: Term) -> Term:
@@ -92,5 +92,6 @@ def apply(name: str, *args: Term) -> Term:
     return Apply(f"scalar.{name}", (), ScalarType("f32"), args)
 
 
-def _number(value: float) -> Term:
+def number_of(value: float) -> Term:
+    """A number as a term."""
     return Apply("scalar.const", (("value", value), ("dtype", "f32")), ScalarType("f32"), ())

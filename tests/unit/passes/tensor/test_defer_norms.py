@@ -73,3 +73,45 @@ def test_weights_that_would_leave_the_range_of_16_bits_stay(gain, taken):
 
 def test_float32_stays():
     assert statistics_of(tw.compile(network(), "cuda:sm_90a:h200", precision="tf32", passes=[ALWAYS])) == 0
+
+
+#: the sum of two norms; a norm that is scaled for the next product; and scales of rows and columns
+#: that are all constants, where one product sums over rows
+SEVERAL = """module @m {
+  graph.func @main(%x: f32[48, 64]) -> f32[48, 96], f32[48, 96], f32[48, 64], f32[64, 32], f32[48, 96] {
+    %v = graph.constant(name = "v") : f32[64, 64]
+    %g = graph.constant(name = "gain") : f32[64]
+    %b = graph.constant(name = "offset") : f32[64]
+    %w = graph.constant(name = "w") : f32[96, 64]
+    %c = graph.constant(name = "column") : f32[48, 1]
+    %t = graph.constant(name = "t") : f32[32, 48]
+    %0 = graph.dense(%x, %v) : f32[48, 64]
+    %1 = graph.dense(%0, %v) : f32[48, 64]
+    %2 = graph.layer_norm(%0, %g, %b, axis = -1, epsilon = 1e-5, center = true, scale = true) : f32[48, 64]
+    %3 = graph.layer_norm(%1, %g, %b, axis = -1, epsilon = 1e-5, center = true, scale = true) : f32[48, 64]
+    %4 = graph.dense(%2, %w) : f32[48, 96]
+    %5 = graph.dense(%3, %w) : f32[48, 96]
+    %6 = graph.add(%2, %3) : f32[48, 64]
+    %7 = graph.multiply(%0, %c) : f32[48, 64]
+    %8 = graph.multiply(%7, %g) : f32[48, 64]
+    %9 = graph.transpose(%8, axes = [1, 0]) : f32[64, 48]
+    %10 = graph.dense(%9, %t) : f32[64, 32]
+    %11 = graph.multiply(%2, %c) : f32[48, 64]
+    %12 = graph.dense(%11, %w) : f32[48, 96]
+    graph.return(%4, %5, %6, %10, %12)
+  }
+}"""
+
+
+def test_norms_that_meet_give_what_they_gave():
+    rng = np.random.default_rng(2)
+    shapes = SHAPES | {"column": (48, 1), "t": (32, 48)}
+    arrays = {n: rng.standard_normal(shapes[n]) for n in ("v", "gain", "offset", "w", "column", "t")}
+    arrays = {n: (a / np.sqrt(a.shape[-1])).astype(np.float32) for n, a in arrays.items()}
+    module = tw.parse(SEVERAL).with_constants(Constants(arrays))
+    x = rng.standard_normal((48, 64)).astype(np.float32)
+    exact = tw.interpret(module, x, precision="fp64")
+    deferred = tw.compile(module, "emulator", precision="fp16", passes=[ALWAYS])
+    assert statistics_of(deferred) >= 4
+    for wanted, got in zip(exact, deferred(x), strict=True):
+        assert distance(got, wanted) <= 2e-3
