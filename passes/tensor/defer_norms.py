@@ -382,7 +382,7 @@ def _mapped(
             args = [value(a) for a in term.args]
             if term.name != "scalar.cast" and term.type.dtype in FLOATS:
                 args = [inner.cast(a, term.type.dtype) if _is_float(a) else a for a in args]
-            made[term] = inner.value(term.name, *args, **dict(term.attrs))
+            (made[term],) = inner.emit(term.name, args, dict(term.attrs))
         return made[term]
 
     inner.do("scalar.yield", *(inner.cast(inner.cast(value(term), "f32"), dtype) for term in terms))
