@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilewright.codegen.dialect import NARROW, Dialect
-from tilewright.codegen.emit.shared_layout import swizzled_column
+from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.codegen.prelude.registry import Prelude
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.expr import BinOp, Expr, Sym

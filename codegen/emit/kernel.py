@@ -25,7 +25,7 @@ from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.phases import PhaseMarks, phase_marks
-from tilewright.codegen.emit.shared_layout import shared_layout
+from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.codegen.emit.stamps import Stamps
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.ir.errors import InputError, UnsupportedError

@@ -14,8 +14,8 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, InputError, Level, Module, Ref, UnsupportedError
-from tilewright.passes.tensor.prefetch_weights import RESIDENT_SHARE
-from tilewright.profiling.exposed_weights import WeightBytes, weight_bytes
+
+from tilewright.passes.analysis.weight_traffic import RESIDENT_SHARE, WeightBytes, weight_bytes
 from tilewright.profiling.kernel_times import Subject, TellsLaunchSpans, profile_loaded
 from tilewright.profiling.replay_record import Clock, LaunchSpan
 from tilewright.profiling.stamps import Stamps, launch_spans, span_ns, stamped_plan

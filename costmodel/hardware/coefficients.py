@@ -272,6 +272,18 @@ class StreamCoefficients:
 
 
 @dataclass(frozen=True)
+class RelayCoefficients:
+    """Launches that start while the one before them runs (`costmodel.kernels.relays`)."""
+
+    #: seconds by which the boundary before such a launch is shorter
+    boundary_s: float
+    #: share of the time of a launch with many blocks per multiprocessor that an uneven spread costs
+    crowding_share: float
+    #: share of the multiprocessors that can have a block each of a launch in clusters of more than two
+    cluster_share: float
+
+
+@dataclass(frozen=True)
 class OrderedCoefficients:
     """Scans, sorts and ordered updates on a GPU (`passes.kernels.ordered`)."""
 

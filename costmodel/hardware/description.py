@@ -19,6 +19,7 @@ from tilewright.costmodel.hardware.coefficients import (
     LayoutCoefficients,
     MatrixCoefficients,
     OrderedCoefficients,
+    RelayCoefficients,
     RowsCoefficients,
     StreamCoefficients,
     WindowCoefficients,
@@ -87,6 +88,7 @@ class GpuHardware:
     rows: RowsCoefficients = field(hash=False, repr=False)
     stream: StreamCoefficients = field(hash=False, repr=False)
     ordered: OrderedCoefficients = field(hash=False, repr=False)
+    relay: RelayCoefficients = field(hash=False, repr=False)
     layout: LayoutCoefficients = field(hash=False, repr=False)
     fusion: GpuFusionCoefficients = field(hash=False, repr=False)
     sources: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)

@@ -51,7 +51,11 @@ define(
     PREFETCH,
     ("buffer",),
     "Start bringing the cache line of an element to the last-level cache, where the mask is true.",
-    attrs={"at": AttrDef("exprs"), "mask": MASK},
+    attrs={
+        "at": AttrDef("exprs"),
+        "mask": MASK,
+        "early": AttrDef("bool", False, "it pays only in a kernel that starts while the one before runs"),
+    },
     results=0,
     infer=_infer_prefetch,
     effects=frozenset({"prefetch"}),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from tilewright.costmodel import GpuHardware, Hardware, load_hardware
+from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.analysis.weight_traffic import RESIDENT_SHARE, weights_leave_l2
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.kernels.writing.prefetch import PREFETCHED
 
-#: weights of a network that stay in the L2 between two runs, as a share of it
-RESIDENT_SHARE = 0.6
 #: bytes of one operand from which it is worth the instructions
 LEAST_BYTES = 1 << 16
 
@@ -31,17 +30,6 @@ def prefetch_weights(module: Module, ctx: PassContext, *, share: float = RESIDEN
         return module
     positions = constant_positions(module)
     return module.with_funcs(tuple(_marked(f, positions.get(f.name, ())) for f in module.funcs))
-
-
-def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT_SHARE) -> bool:
-    """Return whether the constants of a network exceed this share of a GPU's L2, so that each run brings them
-    anew.
-
-    module: graph or tensor level.
-    """
-    constants = (op for op in module.main.body.ops if op.name.endswith(".constant"))
-    total = sum(op.result.tensor.nbytes for op in constants)
-    return isinstance(hardware, GpuHardware) and total > share * hardware.l2_bytes
 
 
 def _marked(kernel: Func, constant: tuple[int, ...]) -> Func:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from tilewright.ir.nodes import Func, Level, Module, Op, Value, walk
 from tilewright.ir.thread.launch_ops import (
     CONSTANT_PARAMS,
     PREFETCH,
-    RELEASE,
     WAIT,
     releases_dependents,
     waits_for_launches,
@@ -23,11 +21,9 @@ from tilewright.passes.framework.definition import register_pass
 #: the first architecture with programmatic dependent launch
 FIRST_ARCH = 90
 
-Release = Literal["at-end", "after-wait", "first"]
-
 
 @register_pass(Level.THREAD)
-def overlap_launches(module: Module, ctx: PassContext, *, release: Release = "at-end") -> Module:
+def overlap_launches(module: Module, ctx: PassContext) -> Module:
     """Let every kernel start before the launches it depends on have finished, on GPUs that can (sm_90 on).
 
     rewrite:  func @k(%x, %w) { %a = load(%x) ... }
@@ -40,17 +36,15 @@ def overlap_launches(module: Module, ctx: PassContext, *, release: Release = "at
     end. What uses them comes after it, so that nothing stalls earlier.
 
     `constant_params` are the parameters that every call in @main gives a constant: nothing writes them while
-    the network runs. release: `at-end` lets dependents start when the last block of this kernel ends, as
-    they do without being told; `after-wait` when this kernel's own dependencies are done, `first` at once.
-    The last two leave dependents' blocks no choice but the multiprocessors that have room just then, often
-    several on one while others stay empty: measured on an H100, that costs more than the early start gains.
+    the network runs. Dependents start when the last block of a kernel ends, unless `relay-launches` lets
+    them start earlier.
     """
     if not starts_early(ctx.target):
         return module
     constants = constant_positions(module)
     return module.with_funcs(
         tuple(
-            _overlapping(f, constants.get(f.name, ()), release) if f.level is Level.THREAD else f
+            _overlapping(f, constants.get(f.name, ())) if f.level is Level.THREAD else f
             for f in module.funcs
         )
     )
@@ -62,7 +56,7 @@ def starts_early(target: str) -> bool:
     return arch is not None and int(arch[1]) >= FIRST_ARCH
 
 
-def _overlapping(func: Func, constants: tuple[int, ...], release: Release) -> Func:
+def _overlapping(func: Func, constants: tuple[int, ...]) -> Func:
     if waits_for_launches(func) or releases_dependents(func):
         return func
     ops = func.body.ops
@@ -70,9 +64,7 @@ def _overlapping(func: Func, constants: tuple[int, ...], release: Release) -> Fu
     early = _early(ops[:end], func.params, frozenset(func.params[i] for i in constants))
     first = [op for op in ops if op in early]
     rest = [op for op in ops if op not in early]
-    before = [Op(RELEASE)] if release == "first" else []
-    after = [Op(RELEASE)] if release == "after-wait" else []
-    body = func.body.with_ops((*before, *first, Op(WAIT), *after, *rest))
+    body = func.body.with_ops((*first, Op(WAIT), *rest))
     return func.with_attrs(**{CONSTANT_PARAMS: constants}).with_body(body)
 
 

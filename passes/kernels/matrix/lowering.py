@@ -37,6 +37,7 @@ from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, resul
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.points import Points, store_results
+from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer, anchor_of
 
@@ -100,6 +101,7 @@ class _Matrix:
                 Staged(w, self.view, plan, i, origin, batch, self.slots)
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
+            factors[1].share_lines(*shared_lines(block_m, self.blocks_m))
             if plan.parts > 1:
                 for factor in factors:
                     first = w.simple(own_part(plan.parts) * self.chunks)

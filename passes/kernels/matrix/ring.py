@@ -30,6 +30,7 @@ class Ring:
         a, b = self.factors
         for i in range(self.ahead):
             b.fetch(i, i)
+        b.prefetch_early(self.ahead, self.chunks - self.ahead)
         for i in range(self.ahead):
             a.fetch(i, i)
             self.w.b.do("thread.async_commit")

@@ -63,6 +63,7 @@ from tilewright.passes.kernels.matrix.warpgroup import (
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
+from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: registers of a thread that copies, by whether it only hands boxes to the copy engine
@@ -188,6 +189,7 @@ class _RoleMatrix:
             if plan.parts > 1:
                 for factor in factors:
                     factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
+            self._prefetch(factors[-1])
             with w.role("copy", plan.copiers, copiers):
                 self._copy(factors, ring)
                 self._meet_others()
@@ -304,6 +306,13 @@ class _RoleMatrix:
             number,
             own,
         )
+
+    def _prefetch(self, second: Staged) -> None:
+        """Bring what the block's first tile reads of the second factor to the L2, by all threads."""
+        tile = self._tile(self.w.simple(Sym("bid.x") // self.plan.parts), 0, 0)
+        second.move_to(tile.n, tile.batch)
+        second.share_lines(*shared_lines(self.w.simple(tile.m // self.plan.block.m), self.blocks_m))
+        second.prefetch_early(0, self.chunks)
 
     # -- roles -----------------------------------------------------------------------------------------------
     def _copy(self, factors: list[Staged], ring: Value) -> None:

@@ -28,6 +28,7 @@ from tilewright.passes.kernels.matrix.parameters import (
 )
 from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.points import Points
+from tilewright.passes.kernels.writing.prefetch import prefetched
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: elements added to rows of 32-bit elements that are read one by one
@@ -62,6 +63,8 @@ class Staged:
         #: the chunk that counts as the first, and where chunks end if later ones may be asked for
         self.first_chunk: Expr = 0
         self.last_chunk: int | None = None
+        #: the block's part of the lines to prefetch, and of how many parts it is one
+        self.own_lines: tuple[Expr, int] = (0, 1)
         self.source = view.sources[operand]
         self.size = itemsize(view.dtype)
         self.rows = plan.block.n if operand else plan.block.m
@@ -148,6 +151,28 @@ class Staged:
     def steps(self) -> int:
         """Vectors each thread copies of a chunk."""
         return -(-self.major * self.vectors // self.plan.copying_threads)
+
+    def share_lines(self, part: Expr, parts: int) -> None:
+        """Of the lines that are prefetched, leave all but a part to other blocks, which read the same ones."""
+        self.own_lines = (part, parts)
+
+    def prefetch_early(self, first: int, chunks: int) -> None:
+        """Bring the lines of some chunks to the L2, where the kernel starts while other launches still run.
+
+        Nothing where the factor is not one that the kernel should prefetch.
+        """
+        w, value = self.w, self.source.value
+        part, parts = self.own_lines
+        if chunks < 1 or not any(w.kernel.params[i] is value for i in prefetched(w.kernel)):
+            return
+        elements = max(1, LINE_BYTES // self.size)
+        shape = (chunks, self.major, -(-self.vectors * self.lanes // elements))
+        with w.loop("p", -(-prod(shape) // (w.threads * parts))) as step:
+            line = w.simple((step * parts + part) * w.threads + Sym("tid"))
+            chunk, major, along = w.unravel(line, shape)
+            where, mask = self._place(w.simple(chunk + first), major, w.simple(along * elements))
+            mask = (*w.below(line, prod(shape)), *mask)
+            w.b.do("thread.prefetch", w.inputs[value], at=where, mask=mask, early=True)
 
     def fetch(self, chunk: Expr, slot: Expr) -> None:
         """Copy a chunk to a slot: all threads together, zeros outside of the factor."""

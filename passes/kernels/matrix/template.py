@@ -35,7 +35,7 @@ register_template(
         parameters=MatrixParameters,
         lower=lower_matrix,
         contraction=ContractionEngine(
-            weight_order=channel_last, prefetches_weights=False, points=cores_engine, candidates=None
+            weight_order=channel_last, prefetches_weights=True, points=cores_engine, candidates=None
         ),
         rounds_to="tf32",
         joined=None,

@@ -55,5 +55,11 @@ def _share(sharers: Sequence[tuple[Expr, int]]) -> tuple[int, Expr]:
     for e, count in sharers:
         flat += e * total
         total *= count
-    parts = min(total, MOST_SHARERS)
-    return parts, flat % parts if parts > 1 else 0
+    index, parts = shared_lines(flat, total)
+    return parts, index
+
+
+def shared_lines(block: Expr, blocks: int) -> tuple[Expr, int]:
+    """Which part of the lines that `blocks` blocks read a block prefetches, and of how many parts."""
+    parts = min(blocks, MOST_SHARERS)
+    return (block % parts if parts > 1 else 0), parts

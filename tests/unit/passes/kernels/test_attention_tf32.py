@@ -17,7 +17,7 @@ from test_library_attention import CudnnMeasurer, same_results
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.codegen.emit.shared_layout import swizzled_column
+from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, walk

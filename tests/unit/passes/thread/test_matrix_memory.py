@@ -9,7 +9,7 @@ from decision_samples import with_template
 from matrix_samples import THREAD, lowered, matrix_parameters, product
 from thread_kernels import CTX, kernel
 
-from tilewright.codegen.emit.shared_layout import shared_layout, swizzled_column
+from tilewright.ir.thread.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify

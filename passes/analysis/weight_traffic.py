@@ -1,15 +1,31 @@
-"""Bytes of weights that a kernel begins to fetch only after its wait for other launches."""
+"""Weights of a network: whether a replay finds them in the L2, and when its kernels ask for them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
+from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.ir.hardware_facts import LINE_BYTES
-from tilewright.ir.nodes import Func, Op, Value
+from tilewright.ir.nodes import Func, Module, Op, Value
 from tilewright.ir.thread.launch_ops import PREFETCH, WAIT, constant_params
 from tilewright.ir.thread.role_ops import ROLE, threads_of
 from tilewright.ir.types import ScalarType, itemsize
+
+
+#: weights of a network that stay in the L2 between two runs, as a share of it
+RESIDENT_SHARE = 0.6
+
+
+def weights_leave_l2(module: Module, hardware: Hardware, share: float = RESIDENT_SHARE) -> bool:
+    """Return whether the constants of a network exceed this share of a GPU's L2, so that each run brings them
+    anew.
+
+    module: of any level above the plan.
+    """
+    constants = (op for op in module.main.body.ops if op.name.endswith(".constant"))
+    total = sum(op.result.tensor.nbytes for op in constants)
+    return isinstance(hardware, GpuHardware) and total > share * hardware.l2_bytes
 
 
 @dataclass(frozen=True)
@@ -23,8 +39,9 @@ class WeightBytes:
 def weight_bytes(func: Func) -> WeightBytes:
     """The weights of a kernel at the thread level that passed `overlap-launches`.
 
-    Each constant counts once, with its whole size; the share of it that is fetched early is that of the bytes
-    which a block asks for before the wait, masks taken as true. A kernel that does not wait has its launch to
+    Each constant counts once, with its whole size. The share of it that is fetched early is that of the bytes
+    which a block asks for before the wait, masks taken as true; of a constant that is prefetched, whose lines
+    blocks divide among them, what all blocks ask for together. A kernel that does not wait has its launch to
     wait for, so that all its weights are exposed.
     """
     total = exposed = 0
@@ -34,10 +51,16 @@ def weight_bytes(func: Func) -> WeightBytes:
         if early + late == 0:
             continue
         total += v.tensor.nbytes
-        # What was prefetched is asked for again, so early bytes can be no more than those that follow.
-        share = min(1.0, early / late) if _prefetched(func, v) else early / (early + late)
+        # What was prefetched is asked for again, so what follows does not count.
+        whole = v.tensor.nbytes / _blocks(func) if _prefetched(func, v) else early + late
+        share = min(1.0, early / whole)
         exposed += round((1.0 - share) * v.tensor.nbytes)
     return WeightBytes(total, exposed)
+
+
+def _blocks(func: Func) -> int:
+    grid = func.get("grid", (1,))
+    return prod(n for n in grid if isinstance(n, int)) if isinstance(grid, tuple) else 1
 
 
 def _prefetched(func: Func, v: Value) -> bool:

@@ -1,0 +1,79 @@
+"""Launches that may start while the one before them still runs: whether both fit on a GPU, and what it saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.ir.hardware_facts import WARP
+
+#: registers are given to a warp in multiples of this many (CUDA occupancy calculator, from sm_30 on)
+_REGISTERS_OF_WARP_UNIT = 256
+#: blocks of a cluster from which on not every multiprocessor can have one
+_WIDE_CLUSTER = 3
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a launch takes of a GPU while it runs.
+
+    threads, shared_bytes: of a block, the device's own bytes of a block aside. registers: of a thread, 0 where
+    its kernel is not compiled yet. cluster: blocks that run together.
+    """
+
+    blocks: int
+    threads: int
+    shared_bytes: int
+    registers: int = 0
+    cluster: int = 1
+
+    def blocks_per_sm(self, gpu: GpuHardware) -> int:
+        """Blocks on the multiprocessor that has most of them, where they are spread evenly."""
+        share = gpu.relay.cluster_share if self.cluster >= _WIDE_CLUSTER else 1.0
+        return -(-self.blocks // max(1, int(gpu.sm_count * share)))
+
+    def shared_bytes_per_sm(self, gpu: GpuHardware) -> int:
+        """Shared memory of these blocks."""
+        return self.blocks_per_sm(gpu) * (self.shared_bytes + gpu.smem_reserved_per_block_bytes)
+
+    def _warps_per_sm(self, gpu: GpuHardware) -> int:
+        return self.blocks_per_sm(gpu) * -(-self.threads // WARP)
+
+    def _registers_per_sm(self, gpu: GpuHardware) -> int:
+        of_warp = -(-self.registers * WARP // _REGISTERS_OF_WARP_UNIT) * _REGISTERS_OF_WARP_UNIT
+        return self._warps_per_sm(gpu) * of_warp
+
+    def fits_beside(self, other: Footprint, gpu: GpuHardware) -> bool:
+        """Whether all blocks of both launches are on the GPU at the same time, each launch spread evenly.
+
+        Then no block of the later launch waits for a place while others crowd on those that are left.
+        """
+        both = (self, other)
+        return (
+            sum(f.blocks_per_sm(gpu) for f in both) <= gpu.max_blocks_per_sm
+            and sum(f._warps_per_sm(gpu) for f in both) * WARP <= gpu.max_threads_per_sm
+            and sum(f.shared_bytes_per_sm(gpu) for f in both) <= gpu.smem_per_sm_bytes
+            and sum(f._registers_per_sm(gpu) for f in both) <= gpu.registers_per_sm
+        )
+
+
+def relay_gain_s(
+    first_s: float,
+    second_s: float,
+    second: Footprint,
+    early_bytes: int,
+    gpu: GpuHardware,
+    *,
+    in_l2: bool,
+) -> float:
+    """Seconds that a replay takes less where the second launch starts while the first one runs.
+
+    first_s, second_s: the two launches without boundaries. early_bytes: weights that the second one asks for
+    before it waits; they arrive while the first one runs, from the L2 (in_l2) or the DRAM. The boundary is
+    shorter as well. Of a launch with several blocks per multiprocessor a share of its time counts as lost,
+    for its blocks may be spread less evenly than on an empty GPU.
+    """
+    rate = gpu.l2_bytes_per_s if in_l2 else gpu.dram_bytes_per_s * gpu.estimate_dram_efficiency
+    hidden_s = min(first_s, early_bytes / rate)
+    crowded_s = gpu.relay.crowding_share * second_s * (1.0 - 1.0 / second.blocks_per_sm(gpu))
+    return gpu.relay.boundary_s + hidden_s - crowded_s

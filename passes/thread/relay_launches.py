@@ -1,0 +1,157 @@
+"""Pass relay-launches: kernels let the next launch start where both fit on the GPU side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Literal
+
+from tilewright.costmodel import GpuHardware, load_hardware
+from tilewright.costmodel.kernels.relays import Footprint, relay_gain_s
+from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, walk
+from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.thread.launch_ops import (
+    PREFETCH,
+    RELEASE,
+    WAIT,
+    releases_dependents,
+    waits_for_launches,
+)
+from tilewright.ir.thread.shared_layout import shared_layout
+from tilewright.ir.thread.tensor_maps import cluster_of
+from tilewright.passes.analysis.weight_traffic import WeightBytes, weight_bytes, weights_leave_l2
+from tilewright.passes.framework.context import PassContext
+from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.kernels.decision import decision_of
+from tilewright.passes.thread.overlap_launches import starts_early
+
+When = Literal["auto", "always", "never"]
+Release = Literal["after-wait", "first"]
+_CONTROL = ("thread.loop", "thread.if", "thread.yield")
+
+
+@register_pass(Level.THREAD)
+def relay_launches(
+    module: Module, ctx: PassContext, *, when: When = "auto", release: Release = "after-wait"
+) -> Module:
+    """Let kernels release the launch that follows, where its blocks have places of their own beside theirs.
+
+    rewrite:  func @k(...) { wait_for_launches; ... }
+        -->   func @k(...) { wait_for_launches; release_dependents; ... }
+
+    A launch and the next one are a relay where both fit on the GPU at the same time, each with its blocks
+    spread evenly: so no block of the later one crowds where another has ended. Its blocks then have computed
+    their indices, and their weights are on the way, when the earlier launch ends. A kernel releases where it
+    does so in all its launches; `auto` asks the cost model whether that saves time, `always` takes all that
+    fit, `never` none. Registers are known once kernels are compiled, and are checked then.
+
+    release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
+    than two launches are on the GPU; `first` at once. Prefetches that pay only in kernels which start early
+    are dropped from all others.
+    """
+    releasing: set[str] = set()
+    started: set[str] = set()
+    if starts_early(ctx.target) and when != "never":
+        hardware = ctx.hardware or load_hardware(ctx.target)
+        if isinstance(hardware, GpuHardware):
+            relays = _Relays(module, hardware)
+            releasing, started = relays.chosen(always=when == "always")
+    return module.with_funcs(
+        tuple(
+            _rewritten(f, f.name in releasing, f.name in started, release) if f.level is Level.THREAD else f
+            for f in module.funcs
+        )
+    )
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What the choice sees of a kernel: seconds without boundaries, its weights by when it asks for them."""
+
+    footprint: Footprint
+    seconds: float
+    weights: WeightBytes
+
+
+class _Relays:
+    """The launches of a module that follow one another directly."""
+
+    def __init__(self, module: Module, gpu: GpuHardware) -> None:
+        self.gpu = gpu
+        self.in_l2 = not weights_leave_l2(module, gpu)
+        kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
+        names = list(_launched(module))
+        self.edges = [
+            (u, v, kernels[u], kernels[v]) for u, v in pairwise(names) if u in kernels and v in kernels
+        ]
+
+    def chosen(self, *, always: bool) -> tuple[set[str], set[str]]:
+        """The kernels that release, and those of which a launch then starts early."""
+        gains: dict[str, float] = {}
+        crowded: set[str] = set()
+        for name, _, first, second in self.edges:
+            if not first.footprint.fits_beside(second.footprint, self.gpu):
+                crowded.add(name)
+            gains[name] = gains.get(name, 0.0) + self._gain_s(first, second)
+        releasing = {n for n, gain_s in gains.items() if n not in crowded and (always or gain_s > 0.0)}
+        return releasing, {v for u, v, *_ in self.edges if u in releasing}
+
+    def _gain_s(self, first: _Kernel, second: _Kernel) -> float:
+        early = second.weights.total - second.weights.exposed
+        return relay_gain_s(
+            first.seconds, second.seconds, second.footprint, early, self.gpu, in_l2=self.in_l2
+        )
+
+
+def _launched(module: Module) -> Iterator[str]:
+    """The kernels of all launches in their order; a communication, which has no kernel, as an empty name."""
+    for main in (f for f in module.funcs if f.name == "main"):
+        for op in main.body.ops:
+            ref = op.get("callee")
+            if isinstance(ref, Ref):
+                yield ref.name
+            elif op.name == COMMUNICATE:
+                yield ""
+
+
+def _may_overlap(func: Func) -> bool:
+    return func.level is Level.THREAD and waits_for_launches(func)
+
+
+def _kernel(func: Func, gpu: GpuHardware) -> _Kernel:
+    decision = decision_of(func)
+    cost = None if decision is None else decision.cost
+    known = (decision and decision.measured_s) or (cost and cost.estimate_s) or 0.0
+    grid, block = func.get("grid"), func.get("block")
+    assert isinstance(grid, tuple)
+    assert isinstance(block, int)
+    blocks = prod(n for n in grid if isinstance(n, int))
+    footprint = Footprint(blocks, block, shared_layout(func).nbytes, 0, prod(cluster_of(func)))
+    return _Kernel(footprint, max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
+
+
+def _rewritten(func: Func, releases: bool, started: bool, release: Release) -> Func:
+    body = func.body if started else _without_early_prefetches(func.body)
+    if releases and not releases_dependents(func):
+        ops = body.ops
+        wait = next(i for i, op in enumerate(ops) if op.name == WAIT)
+        at = 0 if release == "first" else wait + 1
+        body = body.with_ops((*ops[:at], Op(RELEASE), *ops[at:]))
+    return func if body is func.body else func.with_body(body)
+
+
+def _without_early_prefetches(body: Block) -> Block:
+    return body.with_ops(tuple(op for op in body.ops if not _only_prefetches_early(op)))
+
+
+def _only_prefetches_early(op: Op) -> bool:
+    """Whether the op does nothing but prefetch what only kernels that start early should."""
+    inside = [op, *walk(op.body)] if op.body is not None else [op]
+    prefetches = [o for o in inside if o.name == PREFETCH]
+    return (
+        bool(prefetches)
+        and all(o["early"] for o in prefetches)
+        and all(o.name in (PREFETCH, *_CONTROL) or o.level == "scalar" for o in inside)
+    )
