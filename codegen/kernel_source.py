@@ -25,6 +25,7 @@ class KernelSource:
     shared_bytes_static: bytes declared in the text. shared_bytes_dynamic: bytes the launch adds (CUDA only).
     origins: the `loc` of every op in the text, in order of first appearance.
     overlaps: it waits itself for the launches it depends on, so it may start before they have ended.
+    releases: it lets launches that depend on it start before it ends.
     maps: tensor maps that it takes behind its parameters, by value. cluster: blocks that run together.
     """
 
@@ -40,6 +41,7 @@ class KernelSource:
     overlaps: bool = False
     maps: tuple[ParameterMap, ...] = ()
     cluster: tuple[int, int, int] = (1, 1, 1)
+    releases: bool = False
 
     @property
     def writes(self) -> tuple[int, ...]:

@@ -17,12 +17,14 @@ from tilewright.compilation.option_values import (
     Layouts,
     Partitioner,
     Precision,
+    Relays,
     Tune,
     Workspace,
 )
 from tilewright.compilation.own_passes import OwnPasses, PassesOption
 from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts, parameter_facts
+from tilewright.compilation.settled_relays import settled_relays
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
@@ -62,6 +64,7 @@ def compile(
     partitioner: Partitioner = PARTITIONER,
     layouts: Layouts = "cut",
     streams: str | None = None,
+    relays: Relays = "auto",
     instances: int = 1,
     shapes: Sequence[ShapesOption] | None = None,
     progress: bool | None = None,
@@ -103,6 +106,8 @@ def compile(
     streams: which launches run side by side: `model` takes the policy whose replay the model finds shortest,
         `auto` the one whose replay is measured to be shortest on the device, which must be present; or a
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
+    relays: whether a launch may start while the one before it runs, where a GPU has places for both: `auto`
+        where the cost model sees a gain, `always` wherever both fit, `never`. Results are the same bits.
     instances: how many calls may run side by side, each with buffers of its own; weights are shared.
     shapes: compile for each of these input shapes: mappings of input names to shapes (the others keep
         theirs), or shapes where there is one input. Gives a `tilewright.running.shaped.ShapedExecutable`,
@@ -130,6 +135,7 @@ def compile(
             partitioner=partitioner,
             layouts=layouts,
             streams=streams,
+            relays=relays,
             instances=instances,
             shapes=shapes,
             progress=progress,
@@ -185,6 +191,8 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     chosen = choose_streams(plan, policy, work, constants=constants, device=device)
     if exceeds_memory_budget(module, chosen.plan):  # what runs side by side shares no memory
         chosen = choose_streams(plan, "serial", work, constants=constants, device=device)
+    lowered, settled = settled_relays(lowered, chosen.plan, progress=request.progress)
+    chosen = replace(chosen, plan=settled)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
     facts |= {"streams": chosen.facts(), "parameters": parameter_facts(module), **training_facts(module)}
@@ -210,6 +218,7 @@ def _lowering(
         workspace=request.workspace,
         partitioner=request.partitioner,
         layouts=request.layouts,
+        relays=request.relays,
         own=own,
         verify_each=request.verify_each,
         choose=choose,

@@ -13,6 +13,7 @@ from tilewright.compilation.option_values import (
     Layouts,
     Partitioner,
     Precision,
+    Relays,
     Tune,
     Workspace,
 )
@@ -33,6 +34,7 @@ _OF_KERNELS = {
     "partitioner": PARTITIONER,
     "layouts": "cut",
     "streams": None,
+    "relays": "auto",
 }
 
 
@@ -51,6 +53,7 @@ class CompileRequest:
     partitioner: Partitioner
     layouts: Layouts
     streams: str | None
+    relays: Relays
     instances: int
     shapes: Sequence[ShapesOption] | None
     progress: bool | None
@@ -67,6 +70,7 @@ class CompileRequest:
             "workspace": get_args(Workspace),
             "partitioner": get_args(Partitioner),
             "layouts": get_args(Layouts),
+            "relays": get_args(Relays),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -100,6 +100,7 @@ _KERNELS: Mapping[str, tuple[str, Mapping[str, AttrDef]]] = {
             "overlaps": AttrDef(
                 "bool", False, "it waits itself for the launches before it, so it may start before they end"
             ),
+            "releases": AttrDef("bool", False, "it lets launches that wait themselves start before it ends"),
         },
     ),
     LIBRARY: (

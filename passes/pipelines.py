@@ -294,17 +294,21 @@ def official_stages(
     workspace: str = "network",
     partitioner: str = "rules",
     layouts: str = "cut",
+    relays: str = "auto",
 ) -> Stages:
     """The stages for a module whose @main is at level `start`, in a kernel language (`cuda` or `opencl`).
 
     partitioner: what chooses which ops share a kernel (see the pass fuse-kernels); `maximal` leaves out what
     else decides that (attention as one kernel, sums in parts, values computed again).
     layouts: what chooses the order of dimensions of values (see the pass choose-layouts).
+    relays: which launches may start while those before them run (see the pass relay-launches).
     conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
     would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     Raises UnsupportedError for a precision that is decided on graph ops where there are none any more.
     """
-    extra = PRECISIONS[precision]
+    extra, thread = PRECISIONS[precision], THREAD[language]
+    if relays != "auto" and "relay-launches" in thread.names:
+        thread = thread.replace("relay-launches", f"relay-launches{{when={relays}}}")
     if start is not Level.GRAPH and "graph" in extra:
         raise UnsupportedError(
             f"precision {precision} is decided on graph ops; @main holds tensor ops already"
@@ -317,7 +321,7 @@ def official_stages(
         by = ", partitioner=maximal" if partitioner == "maximal" else ""
         tensor = tensor.replace("choose-layouts", f"choose-layouts{{method={layouts}{by}}}")
     if start is not Level.GRAPH:
-        return Stages(tensor=tensor, thread=THREAD[language])
+        return Stages(tensor=tensor, thread=thread)
     expanded, products, sliced, saved = EXPANDED, PRODUCTS, SLICED, SAVED
     if factors := FACTORS.get(precision, ""):
         expanded = expanded.replace("expand-attention", f"expand-attention{{factors={factors}}}")
@@ -334,7 +338,7 @@ def official_stages(
     if conv_algorithm:
         graph += _algorithms(precision, conv_algorithm, workspace)
     graph += sliced + saved
-    return Stages(graph, GRAPH_TO_TENSOR + tensor, THREAD[language])
+    return Stages(graph, GRAPH_TO_TENSOR + tensor, thread)
 
 
 def _algorithms(precision: str, conv_algorithm: str, workspace: str) -> Pipeline:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tilewright.codegen.dialect import NARROW, Dialect
-from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.codegen.prelude.registry import Prelude
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.expr import BinOp, Expr, Sym
 from tilewright.ir.nodes import Block, Func, Op, Value
 from tilewright.ir.simplify import interval, multiple_of, simplify
+from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.ir.types import ScalarType, TensorType
 
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1

@@ -25,12 +25,17 @@ from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
 from tilewright.codegen.emit.launch import early_params
 from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.phases import PhaseMarks, phase_marks
-from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.codegen.emit.stamps import Stamps
 from tilewright.codegen.kernel_source import KernelParam, KernelSource
 from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Level, Value, walk
-from tilewright.ir.thread.launch_ops import late_params, overwrites, waits_for_launches
+from tilewright.ir.thread.launch_ops import (
+    late_params,
+    overwrites,
+    releases_dependents,
+    waits_for_launches,
+)
+from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, cluster_of, map_attribute_faults, maps_of
 from tilewright.ir.types import ScalarType, TensorType
 
@@ -92,7 +97,7 @@ def _emit(
     )
     return KernelSource(
         dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), waits,
-        maps_of(func), cluster_of(func),
+        maps_of(func), cluster_of(func), releases_dependents(func),
     )  # fmt: skip
 
 

@@ -71,7 +71,15 @@ def kernel_codes(sources: Mapping[str, KernelSource], target: Target) -> dict[st
     language: Language = "cuda" if target.language == "cuda" else "opencl"
     able = starts_early(str(target))  # for others the text compiles to a kernel that does not wait
     return {
-        n: KernelCode(n, s.entry, language, s.source, overlaps=able and s.overlaps, contract=contract_of(s))
+        n: KernelCode(
+            n,
+            s.entry,
+            language,
+            s.source,
+            overlaps=able and s.overlaps,
+            contract=contract_of(s),
+            releases=able and s.releases,
+        )
         for n, s in sources.items()
     }
 

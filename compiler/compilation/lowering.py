@@ -120,6 +120,7 @@ def lower(
     workspace: str = "network",
     partitioner: str = PARTITIONER,
     layouts: str = "cut",
+    relays: str = "auto",
     own: OwnPasses = NO_PASSES,
     verify_each: bool = False,
     choose: Callable[[Module], Module] | None = None,
@@ -132,6 +133,7 @@ def lower(
         choose-algorithms).
     partitioner: rules, exact, algorithm1, maximal or none (see the pass fuse-kernels).
     layouts: cut, exact or sssp (see the pass choose-layouts).
+    relays: auto, always or never (see the pass relay-launches).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
@@ -146,7 +148,7 @@ def lower(
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     algorithm = "" if measured else conv_algorithm
     stages = official_stages(
-        module.main.level, target.language, precision, algorithm, workspace, partitioner, layouts
+        module.main.level, target.language, precision, algorithm, workspace, partitioner, layouts, relays
     )
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
     return within_memory_budget(

@@ -10,6 +10,7 @@ Precision = Literal["fp32", "fp32-strict", "tf32", "fp16", "bf16"]
 Workspace = Literal["network", "any"]
 Partitioner = Literal["rules", "exact", "algorithm1", "maximal", "none"]
 Layouts = Literal["cut", "exact", "sssp"]
+Relays = Literal["auto", "always", "never"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 #: what chooses the kernels where nothing else is asked for

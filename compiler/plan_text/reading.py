@@ -248,6 +248,7 @@ class _Reader:
             resources=resources,
             overlaps=op.get("overlaps") is True,
             contract=contract,
+            releases=op.get("releases") is True,
         )
 
     def launches(self) -> Iterator[Launch]:

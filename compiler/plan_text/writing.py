@@ -130,7 +130,8 @@ class _Writer:
             "contract": _attr(_contract(k.contract)) if k.contract else None,
         }
         if name == ops.KERNEL:
-            attrs |= {"language": k.language, "source": digest(k.source.encode()), "overlaps": k.overlaps}
+            attrs |= {"language": k.language, "source": digest(k.source.encode())}
+            attrs |= {"overlaps": k.overlaps, "releases": k.releases}
             attrs["binary"] = None if k.binary is None else digest(k.binary)
         else:
             attrs |= {key: _attr(value) for key, value in json.loads(k.source).items()}

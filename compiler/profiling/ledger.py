@@ -14,13 +14,14 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, InputError, Level, Module, Ref, UnsupportedError
-
+from tilewright.ir.thread.launch_ops import releases_dependents, waits_for_launches
 from tilewright.passes.analysis.weight_traffic import RESIDENT_SHARE, WeightBytes, weight_bytes
 from tilewright.profiling.kernel_times import Subject, TellsLaunchSpans, profile_loaded
 from tilewright.profiling.replay_record import Clock, LaunchSpan
 from tilewright.profiling.stamps import Stamps, launch_spans, span_ns, stamped_plan
 from tilewright.profiling.timeline import Timeline
 from tilewright.runtime.plan.arrays import check_repeats
+from tilewright.runtime.plan.execution_plan import starts_early
 
 NANOSECOND = 1e-9
 
@@ -46,7 +47,8 @@ class LedgerRow:
     boundary_s: from the last end of what it waits for to its first instruction behind the wait. seconds: from
     there to its last block's end. The parts of that follow the block that ends last: spread_s until it
     starts, first_load_s until its first data are there, loop_s to the end of its main loop, tail_s to its
-    end. weights: bytes of its constants, and of those that it asks for only after its wait.
+    end. weights: bytes of its constants, and of those that it asks for only after its wait. early: the
+    launch before it releases it, so that its blocks have places and wait before that one ends.
     """
 
     index: int
@@ -60,6 +62,7 @@ class LedgerRow:
     tail_s: float | None = None
     weights: WeightBytes | None = None
     remedies: Remedies | None = None
+    early: bool = False
 
     @property
     def undivided_s(self) -> float:
@@ -111,6 +114,7 @@ class Ledger:
             "clock": self.clock,
             "measured": _MEASURED[self.clock],
             "launches": len(self.rows),
+            "early_launches": sum(r.early for r in self.rows),
             "replay_s": self.replay_s,
             "idle_s": self.idle_s,
             "totals": self.totals(),
@@ -124,7 +128,8 @@ class Ledger:
         return "\n".join((*self._head(), "", *self._table()))
 
     def _head(self) -> Iterable[str]:
-        yield f"{self.device} ({self.target}): {len(self.rows)} launches"
+        early = sum(r.early for r in self.rows)
+        yield f"{self.device} ({self.target}): {len(self.rows)} launches, {early} start early"
         yield _MEASURED[self.clock]
         yield f"one replay {_us(self.replay_s)} us, no kernel runs in {_us(self.idle_s)} us of it"
         parts = ", ".join(f"{_words(name)} {_us(s)}" for name, s in self.totals().items())
@@ -138,10 +143,11 @@ class Ledger:
             yield f"could save at most, in us (they overlap): {parts}"
 
     def _table(self) -> Iterable[str]:
-        heads = ("bound.", "spread", "load", "loop", "tail", "other", "late KB", "relay", "edges", "splits")
+        parts = ("bound.", "spread", "load", "loop", "tail", "other")
+        heads = ("early", *parts, "late KB", "relay", "edges", "splits")
         yield f"{'launch':>6} {'blocks':>6} " + " ".join(f"{h:>7}" for h in heads) + "  kernel"
         for r in self.rows:
-            cells = [_cell(getattr(r, part)) for part in PARTS]
+            cells = ["yes" if r.early else "", *(_cell(getattr(r, part)) for part in PARTS)]
             cells.append("-" if r.weights is None else f"{r.weights.exposed / 1e3:.0f}")
             worth = ("relay_s", "edges_s", "splits_s")
             cells += [_cell(getattr(r.remedies, name, None)) for name in worth]
@@ -193,7 +199,10 @@ def recorded_ledger(subject: Subject, inputs: Sequence[object], *, repeats: int)
     in_l2 = _weights_stay(sum(b.nbytes for b in plan.buffers if b.kind == "constant"), hardware)
     rows = []
     for x in spans:
-        row = replace(_row(x, spans), weights=weights.get(x.kernel), **phases_of(own[x.index], x))
+        early = starts_early(plan, plan.launches[x.index])
+        row = replace(
+            _row(x, spans), weights=weights.get(x.kernel), early=early, **phases_of(own[x.index], x)
+        )
         emulated = subject.target.kind == "emulator"  # its clock tells nothing of a GPU
         rows.append(row if emulated else with_remedies(row, bool(x.deps), hardware, in_l2))
     return _ledger(subject, "stamps", float(np.median(subject.loaded.time(inputs, repeats))), spans, rows)
@@ -238,8 +247,9 @@ def phases_of(own: Stamps, x: LaunchSpan) -> dict[str, Any]:
 def modelled_ledger(thread: Module, records: Iterable[KernelRecord], target: Target) -> Ledger:
     """The ledger of a module at the thread level by the cost model, its launches one after the other.
 
-    Boundaries and the latency of a first load are those of the hardware record; the rest of a kernel's
-    estimate stands under its loop, for the model does not part it further.
+    Boundaries, shorter before launches that start early, and the latency of a first load are those of the
+    hardware record; the rest of a kernel's estimate stands under its loop, for the model does not part it
+    further.
     """
     hardware = target.hardware
     by_name = {r.name: r for r in records}
@@ -249,15 +259,28 @@ def modelled_ledger(thread: Module, records: Iterable[KernelRecord], target: Tar
     in_l2 = _weights_stay(sum(op.result.tensor.nbytes for op in constants), hardware)
     calls = [op["callee"] for op in thread.main.body.ops if op.name == "tensor.call"]
     rows = []
+    before: Func | None = None
     for index, ref in enumerate(ref for ref in calls if isinstance(ref, Ref)):
         if ref.name not in by_name:
             raise InputError(f"expected a record of kernel '{ref.name}'")
-        row = _modelled_row(index, by_name[ref.name], funcs.get(ref.name), hardware)
+        func = funcs.get(ref.name)
+        row = _modelled_row(index, by_name[ref.name], func, hardware)
         row = replace(row, weights=weights.get(ref.name))
+        if isinstance(hardware, GpuHardware) and _relayed(before, func):
+            boundary_s = max(0.0, row.boundary_s - hardware.relay.boundary_s)
+            row = replace(row, early=True, boundary_s=boundary_s)
+        before = func
         rows.append(with_remedies(row, index > 0, hardware, in_l2))
     boundaries = sum(r.boundary_s for r in rows)
     replay_s = boundaries + sum(r.seconds for r in rows)
     return Ledger(str(target), hardware.name, "model", replay_s, boundaries, tuple(rows))
+
+
+def _relayed(before: Func | None, func: Func | None) -> bool:
+    """Return whether a launch starts early because of the one before it in a row of launches."""
+    return (
+        before is not None and func is not None and releases_dependents(before) and waits_for_launches(func)
+    )
 
 
 def _modelled_row(index: int, record: KernelRecord, func: Func | None, hardware: Hardware) -> LedgerRow:

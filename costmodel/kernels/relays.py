@@ -1,4 +1,4 @@
-"""Launches that may start while the one before them still runs: whether both fit on a GPU, and what it saves."""
+"""Launches that start while the one before them runs: whether both fit on a GPU, and what that saves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WIDE_CLUSTER = 3
 class Footprint:
     """What a launch takes of a GPU while it runs.
 
-    threads, shared_bytes: of a block, the device's own bytes of a block aside. registers: of a thread, 0 where
-    its kernel is not compiled yet. cluster: blocks that run together.
+    threads, shared_bytes: of a block, without the bytes that the device takes of each. registers: of a
+    thread, 0 where its kernel is not compiled yet. cluster: blocks that run together.
     """
 
     blocks: int

@@ -12,7 +12,6 @@ from tilewright.ir.thread.launch_ops import PREFETCH, WAIT, constant_params
 from tilewright.ir.thread.role_ops import ROLE, threads_of
 from tilewright.ir.types import ScalarType, itemsize
 
-
 #: weights of a network that stay in the L2 between two runs, as a share of it
 RESIDENT_SHARE = 0.6
 

@@ -44,8 +44,7 @@ def overlap_launches(module: Module, ctx: PassContext) -> Module:
     constants = constant_positions(module)
     return module.with_funcs(
         tuple(
-            _overlapping(f, constants.get(f.name, ())) if f.level is Level.THREAD else f
-            for f in module.funcs
+            _overlapping(f, constants.get(f.name, ())) if f.level is Level.THREAD else f for f in module.funcs
         )
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from tilewright.runtime.cuda.carve_out import keep_carve_out
 from tilewright.runtime.cuda.communication import CommunicationLaunch, CudaCommunications
 from tilewright.runtime.cuda.context import Context
 from tilewright.runtime.cuda.plan_libraries import PlanLibraries
@@ -102,6 +103,7 @@ def prepare_launches(
         prepared.append(own[-1])
         _check_function(context, own[-1])
     _opt_in_to_shared_memory(context, own)
+    keep_carve_out(context, plan, {one.launch.kernel: one.function for one in own}.values())
     if communications is not None:
         # The driver may load code at the first launch, when all that runs has ended: not before a message
         # that waits for another GPU has come, which may do the same.

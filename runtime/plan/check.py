@@ -151,6 +151,10 @@ def _kernel_faults(kernel: KernelCode) -> Iterator[str]:
         yield from source_faults(kernel.source)
     if type(kernel.overlaps) is not bool:
         yield f"expected overlaps to be true or false, got {kernel.overlaps!r:.100}"
+    if type(kernel.releases) is not bool:
+        yield f"expected releases to be true or false, got {kernel.releases!r:.100}"
+    elif kernel.releases and not kernel.overlaps:
+        yield "expected a kernel that releases others to wait itself (overlaps), or memory is read too early"
     resources = kernel.resources
     if resources is not None and not (
         _is_count(resources.registers, 0, 1 << 16)

@@ -103,6 +103,7 @@ class KernelCode:
 
     `overlaps`: it waits itself for the launches it depends on before it touches memory that they write or
     read, so it may start before they have ended: edges between such kernels may be programmatic.
+    `releases`: it lets launches that may start early do so before it ends; its launches fit beside theirs.
     `contract`: what its launches must be, where the text was emitted for one way of launching it.
     """
 
@@ -115,6 +116,7 @@ class KernelCode:
     resources: KernelResources | None = None
     overlaps: bool = False
     contract: KernelContract | None = None
+    releases: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,15 @@ class ExecutionPlan:
     def replace(self, **changes: object) -> ExecutionPlan:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def starts_early(plan: ExecutionPlan, launch: Launch) -> bool:
+    """Return whether a launch has places on the device before all that it waits for has ended: each launch
+    that it depends on releases it, and it waits itself.
+    """
+    kernels = [plan.kernel_by_name[plan.launches[dep].kernel] for dep in launch.deps]
+    own = plan.kernel_by_name[launch.kernel]
+    return bool(kernels) and own.overlaps and all(kernel.releases for kernel in kernels)
 
 
 def describe_launch(index: int, launch: Launch) -> str:

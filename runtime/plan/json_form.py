@@ -26,9 +26,13 @@ _PLAN_KEYS = (
 )  # fmt: skip
 #: fields that older files lack: aliases were no boxes, names were not made safe, no kernel started early, no
 #: operand was overwritten
-_NEW = {"buffers": ("strides", "start", "label"), "kernels": ("overlaps",), "launches": ("in_place",)}
-#: fields of launches and contracts that are written where they are not the default, so that a plan without
-#: them is the text that earlier versions read
+_NEW = {
+    "buffers": ("strides", "start", "label"),
+    "kernels": ("overlaps", "releases"),
+    "launches": ("in_place",),
+}
+#: fields of launches and contracts that are written where they are not the default, as is `releases` of a
+#: kernel, so that a plan without them is the text that earlier versions read
 _LATE = ("maps", "cluster")
 
 
@@ -78,6 +82,7 @@ def _kernel_fields(kernel: KernelCode, sources: bool) -> dict[str, Any]:
         "resources": kernel.resources and vars(kernel.resources),
         "overlaps": kernel.overlaps,
         "contract": kernel.contract and _without_defaults(kernel.contract),
+        **({"releases": True} if kernel.releases else {}),
     } | ({"source": kernel.source} if sources else {})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tilewright.compilation.option_values import PARTITIONER, Layouts, Partitioner, Precision
+from tilewright.compilation.option_values import PARTITIONER, Layouts, Partitioner, Precision, Relays
 from tilewright.tools.arguments.network import add_network_arguments, add_pass_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub
 from tilewright.tools.arguments.scope import NETWORKS, OptionScope
@@ -91,4 +91,12 @@ def _add_choices(p: CommandParser) -> None:
         choices=get_args(Layouts),
         help="what chooses the order of dimensions of intermediate values (default cut); exact and sssp say "
         "what their choice costs and what proves it",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
+        "--relays",
+        default="auto",
+        choices=get_args(Relays),
+        help="whether a launch may start while the one before it runs (default auto)",
     )

@@ -11,6 +11,7 @@ from tilewright.compilation.option_values import (
     Layouts,
     Partitioner,
     Precision,
+    Relays,
     Tune,
     Workspace,
 )
@@ -200,6 +201,13 @@ def add_lowering_arguments(p: CommandParser) -> None:
         metavar="POLICY",
         help="which launches run side by side: model, auto (measured), serial, exact, ios, limited(K), ... "
         "(default as --tune chooses)",
+    )
+    add(
+        "--relays",
+        default="auto",
+        choices=get_args(Relays),
+        help="whether a launch may start while the one before it runs, where the GPU has places for both: "
+        "where the cost model sees a gain (auto, the default), always, or never",
     )
     add_pass_arguments(p, OptionScope(NETWORKS))
 

@@ -90,7 +90,12 @@ def explain_ledger(a: argparse.Namespace) -> None:
                 target = replace(resolve_target(exe.target), hardware=hardware_of(exe.report()))
                 ledger = modelled_ledger(thread, records, target)
     elif _is_here(a.target):
-        choices = {"precision": a.precision, "partitioner": a.partitioner, "layouts": a.layouts}
+        choices = {
+            "precision": a.precision,
+            "partitioner": a.partitioner,
+            "layouts": a.layouts,
+            "relays": a.relays,
+        }
         with compile_module(load_network(a), target=a.target, **choices, **passes_of(a)) as exe:
             ledger = _recorded(exe)
     else:
@@ -199,6 +204,7 @@ def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
         precision=a.precision,
         partitioner=a.partitioner,
         layouts=a.layouts,
+        relays=a.relays,
     )
 
 

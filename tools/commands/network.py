@@ -42,6 +42,7 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "partitioner": a.partitioner,
         "layouts": a.layouts,
         "streams": a.streams,
+        "relays": a.relays,
         "libraries": not a.no_libraries,
         **passes_of(a),
     }

@@ -13,6 +13,7 @@ from tilewright.compilation.option_values import (
     Layouts,
     Partitioner,
     Precision,
+    Relays,
     Workspace,
 )
 from tilewright.tools.arguments.network import SEED
@@ -27,7 +28,7 @@ Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each 
 
 LEVELS = ("graph", "tensor", "thread", "plan", "source")
 #: options that choose among the default passes, by what `tilewright.compile` calls them
-LOWERING = ("precision", "conv_algorithm", "workspace", "partitioner", "layouts")
+LOWERING = ("precision", "conv_algorithm", "workspace", "partitioner", "layouts", "relays")
 
 _EPILOG = """\
 examples:
@@ -111,6 +112,8 @@ def _add_choices(p: CommandParser) -> None:
                          help=f"what chooses which ops share a kernel (default {PARTITIONER})")  # fmt: skip
     choices.add_argument("--layouts", choices=get_args(Layouts), default="cut",
                          help="what chooses the order of dimensions of values (default cut)")  # fmt: skip
+    choices.add_argument("--relays", choices=get_args(Relays), default="auto",
+                         help="which launches start while those before them run (default auto)")  # fmt: skip
     choices.add_argument("--streams", metavar="POLICY", default="model",
                          help="which launches run side by side, with --level plan or --html: model "
                          "(default), auto (measured), serial, exact, ios, limited(K), ...")  # fmt: skip

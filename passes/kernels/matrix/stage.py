@@ -153,7 +153,7 @@ class Staged:
         return -(-self.major * self.vectors // self.plan.copying_threads)
 
     def share_lines(self, part: Expr, parts: int) -> None:
-        """Of the lines that are prefetched, leave all but a part to other blocks, which read the same ones."""
+        """Prefetch a part of the lines only; other blocks, which read the same ones, prefetch the others."""
         self.own_lines = (part, parts)
 
     def prefetch_early(self, first: int, chunks: int) -> None:

@@ -17,11 +17,11 @@ from test_library_attention import CudnnMeasurer, same_results
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
-from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.compilation.planning import library_kernels
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, Module, TensorType, Value, parse, walk
 from tilewright.ir.builder import Builder
+from tilewright.ir.thread.shared_layout import swizzled_column
 from tilewright.libraries.candidates import library_candidates
 from tilewright.libraries.choice import LibraryChoice
 from tilewright.libraries.fusion_groups import attention_groups

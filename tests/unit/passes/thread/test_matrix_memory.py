@@ -9,10 +9,10 @@ from decision_samples import with_template
 from matrix_samples import THREAD, lowered, matrix_parameters, product
 from thread_kernels import CTX, kernel
 
-from tilewright.ir.thread.shared_layout import shared_layout, swizzled_column
 from tilewright.ir import Block, Func, InputError, Module, TensorType, UnsupportedError, walk
 from tilewright.ir.expr import Sym
 from tilewright.ir.simplify import simplify
+from tilewright.ir.thread.shared_layout import shared_layout, swizzled_column
 from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import Pipeline, run_pipeline
 

@@ -1,0 +1,71 @@
+"""Relays once kernels are compiled and streams are known: a kernel that may not release others stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from math import prod
+
+from tilewright.compilation.kernel_builds import build_codes, emit_kernels
+from tilewright.compilation.lowering import Lowered
+from tilewright.costmodel import GpuHardware
+from tilewright.costmodel.kernels.relays import Footprint
+from tilewright.ir import Func, Module
+from tilewright.ir.thread.launch_ops import RELEASE
+from tilewright.passes.kernels.decision import is_measured
+from tilewright.runtime.plan.check import validate
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+
+
+def settled_relays(
+    lowered: Lowered, plan: ExecutionPlan, *, progress: bool | None = None
+) -> tuple[Lowered, ExecutionPlan]:
+    """The network and its plan, in which no kernel releases launches that do not fit beside its own.
+
+    plan: with the streams that it will run on. Relays were chosen for launches one after the other, without
+    the registers of kernels: in a plan of several streams there are none, for what runs beside a launch takes
+    places too. Kernels that change are emitted and compiled once more.
+    """
+    names = unfit_relays(plan, lowered.target.hardware)
+    if not names:
+        return lowered, plan
+    thread = without_releases(lowered.thread, names)
+    measured = [f.name for f in thread.funcs if is_measured(f)]
+    changed = thread.with_funcs(tuple(f for f in thread.funcs if f.name in names))
+    codes = build_codes(
+        emit_kernels(changed, lowered.target), lowered.target, progress=progress, timed=measured
+    )
+    kernels = tuple(codes.get(kernel.name, kernel) for kernel in plan.kernels)
+    return replace(lowered, thread=thread), validate(plan.replace(kernels=kernels))
+
+
+def unfit_relays(plan: ExecutionPlan, hardware: object) -> frozenset[str]:
+    """The kernels of a plan that release launches which do not fit beside theirs."""
+    releasing = frozenset(k.name for k in plan.kernels if k.releases)
+    if not isinstance(hardware, GpuHardware) or len({launch.stream for launch in plan.launches}) > 1:
+        return releasing
+    return frozenset(
+        before.kernel
+        for launch in plan.launches
+        if plan.kernel_by_name[launch.kernel].overlaps
+        for before in (plan.launches[dep] for dep in launch.deps)
+        if before.kernel in releasing
+        and not footprint(plan, before).fits_beside(footprint(plan, launch), hardware)
+    )
+
+
+def footprint(plan: ExecutionPlan, launch: Launch) -> Footprint:
+    """What a launch of a compiled kernel takes of a GPU."""
+    resources = plan.kernel_by_name[launch.kernel].resources
+    shared_bytes = launch.shared_bytes + (resources.shared_bytes if resources else 0)
+    registers = resources.registers if resources else 0
+    return Footprint(prod(launch.grid), launch.block, shared_bytes, registers, prod(launch.cluster))
+
+
+def without_releases(module: Module, names: Collection[str]) -> Module:
+    """The module whose kernels of these names let nothing start before they end."""
+    return module.with_funcs(tuple(_silent(f) if f.name in names else f for f in module.funcs))
+
+
+def _silent(func: Func) -> Func:
+    return func.with_body(func.body.with_ops(tuple(op for op in func.body.ops if op.name != RELEASE)))
