@@ -289,6 +289,9 @@ class _Blocks:
 
     release_dependents = wait_for_launches
 
+    def prefetch(self, op: Op, active: np.ndarray) -> None:
+        """Caches change no value."""
+
     def loop(self, op: Op, active: np.ndarray) -> None:
         carried = tuple(self.values[v] for v in op.operands)
         for i in range(op["extent"]):

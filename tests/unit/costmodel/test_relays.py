@@ -1,0 +1,84 @@
+"""Relays by the model: which launches fit side by side, and what an early start saves."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tilewright.costmodel import load_hardware
+from tilewright.costmodel.kernels.relays import Footprint, relay_gain_s
+
+H100 = load_hardware("H100")
+HALF = H100.smem_per_sm_bytes // 2 - H100.smem_reserved_per_block_bytes
+ONE = Footprint(blocks=132, threads=256, shared_bytes=HALF, registers=64)
+
+
+def test_two_halves_of_a_multiprocessor_fit_and_more_do_not():
+    assert ONE.fits_beside(ONE, H100)
+    assert not ONE.fits_beside(replace(ONE, shared_bytes=HALF + 1), H100)
+    assert not ONE.fits_beside(replace(ONE, blocks=133), H100)  # two blocks on one multiprocessor
+
+
+@pytest.mark.parametrize(
+    ("fits", "crowded"),
+    [
+        (Footprint(132, 1024, 0), Footprint(133, 1024, 0)),  # 2048 threads
+        (Footprint(132, 512, 0, 64), Footprint(132, 512, 0, 72)),  # 64 K registers
+        (Footprint(132 * 16, 32, 0), Footprint(132 * 16 + 1, 32, 0)),  # 32 blocks
+    ],
+)
+def test_each_limit_of_a_multiprocessor_counts(fits, crowded):
+    assert fits.fits_beside(fits, H100)
+    assert not fits.fits_beside(crowded, H100)
+
+
+def test_registers_that_nobody_knows_yet_take_no_place():
+    assert Footprint(132, 1024, 0).fits_beside(Footprint(132, 1024, 0), H100)
+    assert not Footprint(132, 1024, 0, 64).fits_beside(Footprint(132, 1024, 0, 64), H100)
+
+
+def test_wide_clusters_leave_multiprocessors_out():
+    blocks = 120  # 30 clusters of 4
+    assert Footprint(blocks - 4, 128, HALF, cluster=4).blocks_per_sm(H100) == 1
+    assert Footprint(132, 128, HALF, cluster=4).blocks_per_sm(H100) == 2
+    assert Footprint(132, 128, HALF, cluster=2).blocks_per_sm(H100) == 1
+
+
+footprints = st.builds(
+    Footprint,
+    blocks=st.integers(1, 4000),
+    threads=st.integers(1, 1024),
+    shared_bytes=st.integers(0, 200_000),
+    registers=st.integers(0, 255),
+)
+
+
+@given(footprints, footprints)
+def test_it_does_not_matter_which_launch_is_first(one, other):
+    assert one.fits_beside(other, H100) == other.fits_beside(one, H100)
+
+
+@given(footprints, footprints)
+def test_what_takes_less_fits_as_well(one, other):
+    if one.fits_beside(other, H100):
+        less = replace(one, blocks=max(1, one.blocks // 2), shared_bytes=one.shared_bytes // 2)
+        assert less.fits_beside(other, H100)
+
+
+def test_a_gain_is_the_boundary_and_the_weights_that_come_meanwhile():
+    nothing = relay_gain_s(1e-6, 1e-6, ONE, 0, H100, in_l2=True)
+    assert nothing == H100.relay.boundary_s
+    dram = H100.dram_bytes_per_s * H100.estimate_dram_efficiency
+    cold = relay_gain_s(1e-6, 1e-6, ONE, 1_000_000, H100, in_l2=False)
+    assert cold == pytest.approx(nothing + 1e6 / dram)
+    assert nothing < relay_gain_s(1e-6, 1e-6, ONE, 1_000_000, H100, in_l2=True) < cold
+    # no more than the launch before takes
+    assert relay_gain_s(1e-6, 1e-6, ONE, 10**9, H100, in_l2=False) == pytest.approx(nothing + 1e-6)
+
+
+def test_many_blocks_of_a_long_launch_cost_more_than_the_boundary():
+    many = Footprint(132 * 8, 128, 0)
+    assert relay_gain_s(1e-6, 1e-6, many, 0, H100, in_l2=True) > 0
+    assert relay_gain_s(1e-6, 1e-3, many, 0, H100, in_l2=True) < 0
+    assert relay_gain_s(1e-6, 1e-3, ONE, 0, H100, in_l2=True) > 0  # a block each has one place to go

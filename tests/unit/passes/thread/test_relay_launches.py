@@ -1,0 +1,240 @@
+"""Relays: who releases whom, what is checked once kernels are compiled, and that no bit changes."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from runtime_samples import diamond
+
+import tilewright as tw
+from tilewright.compilation.lowering import build, lower
+from tilewright.compilation.settled_relays import settled_relays, unfit_relays
+from tilewright.devices.targets import resolve_target
+from tilewright.ir import InputError, parse, walk
+from tilewright.ir.expr import evaluate
+from tilewright.ir.hardware_facts import LINE_BYTES
+from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.analysis.weight_traffic import weight_bytes
+from tilewright.runtime.arena.placement import place_arena
+from tilewright.runtime.cuda.carve_out import carve_out_percent
+from tilewright.runtime.plan.check import find_faults
+from tilewright.runtime.plan.execution_plan import KernelResources, starts_early
+from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
+
+TARGET = "cuda:sm_90a:h100"
+#: 64 MB of weights in 16 bits, which leave the L2
+COLD = """#[version = "0.0.5"]
+def @main(%x: Tensor[(64, 2048), float32], %a: Tensor[(4096, 2048), float32],
+          %b: Tensor[(2048, 4096), float32], %c: Tensor[(4096, 2048), float32],
+          %d: Tensor[(2048, 4096), float32]) {
+  %0 = nn.relu(nn.dense(%x, %a, units=4096));
+  %1 = nn.relu(nn.dense(%0, %b, units=2048));
+  %2 = nn.relu(nn.dense(%1, %c, units=4096));
+  nn.dense(%2, %d, units=2048)
+}
+"""
+
+
+def network(tmp_path, text):
+    path = tmp_path / "n.relay"
+    path.write_text(text)
+    return tw.frontends.relay.load(str(path), params="random", inputs=("x",), seed=0)
+
+
+def pair(shared_floats=1, grid=132, block=128):
+    """Two launches, one after the other, of a kernel that takes this much of a GPU."""
+    return parse(f"""module @m {{
+      tensor.func @main(%x: f32[{block}]) -> f32[{block}] {{
+        %0 = tensor.call(%x, callee = @k) : f32[{block}]
+        %1 = tensor.call(%0, callee = @k) : f32[{block}]
+        tensor.return(%1)
+      }}
+      thread.func @k(%x: f32[{block}], %y: f32[{block}], grid = [{grid}, 1, 1], block = {block}) {{
+        %s = thread.alloc() : f32[{shared_floats}] in shared
+        thread.wait_for_launches()
+        %v = thread.load(%x, at = [tid]) : f32
+        thread.store(%v, %s, at = [0], mask = [[tid, 0, 1]])
+        thread.store(%v, %y, at = [tid])
+        thread.return()
+      }}
+    }}""")
+
+
+def ops_of(module, options="", target="cuda:sm_90a"):
+    out = run_pipeline(module, Pipeline.parse(f"relay-launches{options}"), PassContext(target))
+    assert run_pipeline(out, Pipeline.parse(f"relay-launches{options}"), PassContext(target)) is out
+    return [op.name for op in out["k"].body.ops]
+
+
+def test_where_a_kernel_releases():
+    assert ops_of(pair())[1:3] == [WAIT, RELEASE]
+    assert ops_of(pair(), "{release=first}")[0] == RELEASE
+    assert RELEASE not in ops_of(pair(), "{when=never}")
+    assert RELEASE not in ops_of(pair(), target="cuda:sm_80")
+    with pytest.raises(InputError, match="auto, always, never"):
+        Pipeline.parse("relay-launches{when=sometimes}")
+
+
+@pytest.mark.parametrize(
+    ("fits", "does_not"),
+    [({"shared_floats": 28_000}, {"shared_floats": 30_000}), ({"block": 1024}, {"block": 1024, "grid": 133})],
+)
+def test_two_launches_that_do_not_fit_side_by_side_are_no_relay(fits, does_not):
+    assert RELEASE in ops_of(pair(**fits), "{when=always}")
+    assert RELEASE not in ops_of(pair(**does_not), "{when=always}")
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory):
+    return network(tmp_path_factory.mktemp("relays"), COLD)
+
+
+@pytest.fixture(scope="module")
+def lowered(cold):
+    target = resolve_target(TARGET)
+    return {when: lower(cold, target, precision="fp16", relays=when) for when in ("auto", "never")}
+
+
+def products(low):
+    funcs = [f for f in low.thread.funcs if f.name != "main"]
+    return [f for f in funcs if weight_bytes(f).total > 1 << 20]
+
+
+def test_weights_are_on_their_way_before_the_wait(lowered):
+    for f in products(lowered["auto"]):
+        assert releases_dependents(f) or f is products(lowered["auto"])[-1]
+    early = [weight_bytes(f) for f in products(lowered["auto"])[1:]]
+    late = [weight_bytes(f) for f in products(lowered["never"])[1:]]
+    assert len(early) == len(late) >= 2
+    assert all(w.exposed == 0 for w in early)
+    assert all(w.exposed > w.total // 2 for w in late)
+    # nothing that other launches write is touched before the wait, and prefetches of late starters are gone
+    assert not any(
+        op["early"] for f in products(lowered["never"]) for op in walk(f.body) if op.name == PREFETCH
+    )
+
+
+def lines_asked_for(func, name, key, weights):
+    """The lines of weights in 16 bits that ops of this name ask for before the wait, as (row, line)."""
+    found = set()
+
+    def visit(ops, loops):
+        for op in ops:
+            if op.name == WAIT and not loops:
+                return
+            if op.body is not None:
+                inner = {**loops, op["var"].name: op["extent"]} if op.name == "thread.loop" else loops
+                visit(op.body.ops, inner)
+            elif op.name == name and op.operands[0] is weights:
+                found.update(places(op, loops))
+
+    def places(op, loops):
+        x, y, z = func["grid"]
+        extents = {**loops, "tid": func["block"], "bid.x": x, "bid.y": y, "bid.z": z}
+        env = dict(zip(extents, np.indices(tuple(extents.values())).reshape(len(extents), -1), strict=True))
+        inside = np.ones(env["tid"].shape, bool)
+        for e, low, high in op["mask"]:
+            inside &= (evaluate(e, env) >= low) & (evaluate(e, env) < high)
+        at = [np.broadcast_to(evaluate(e, env), inside.shape)[inside] for e in op[key]]
+        assert all((i >= 0).all() and (i < n).all() for i, n in zip(at, weights.tensor.shape, strict=True))
+        return zip(at[0].tolist(), (at[1] * 2 // LINE_BYTES).tolist(), strict=True)
+
+    visit(func.body.ops, {})
+    return found
+
+
+def test_every_line_of_the_weights_is_asked_for_before_the_wait(lowered):
+    for f in products(lowered["auto"])[1:]:
+        weights = f.params[1]
+        rows, columns = weights.tensor.shape
+        prefetched = lines_asked_for(f, PREFETCH, "at", weights)
+        copied = lines_asked_for(f, "thread.copy_async", "src", weights)
+        assert prefetched
+        assert prefetched | copied == {(r, c) for r in range(rows) for c in range(columns * 2 // LINE_BYTES)}
+
+
+def test_compiled_plans_say_it_and_registers_count(lowered):
+    low = lowered["auto"]
+    plan = build(low, progress=False)
+    assert any(k.releases for k in plan.kernels)
+    assert sum(starts_early(plan, x) for x in plan.launches) == sum(
+        plan.kernel_by_name[x.kernel].releases for x in plan.launches[:-1]
+    )
+    assert plan_from_json(plan_to_json(plan), binaries={k.name: k.binary for k in plan.kernels}) == plan
+    assert settled_relays(low, plan) == (low, plan)
+
+    name = next(k.name for k in plan.kernels if k.releases)
+    wide = tuple(
+        replace(k, resources=KernelResources(255, 0, 0)) if k.name == name else k for k in plan.kernels
+    )
+    block = max(x.block for x in plan.launches if x.kernel == name)
+    crowded = plan.replace(kernels=wide)
+    if 255 * block * 2 > 65_536:
+        assert name in unfit_relays(crowded, low.target.hardware)
+        changed, settled = settled_relays(low, crowded)
+        assert not settled.kernel_by_name[name].releases
+        assert not releases_dependents(changed.thread[name])
+        assert settled.kernel_by_name[name].source == changed.sources[name].source
+
+
+def test_launches_on_several_streams_are_no_relays(lowered):
+    low = lowered["auto"]
+    plan = build(low, progress=False)
+    first, *rest = plan.launches
+    spread = plan.replace(launches=(first, *(replace(x, stream=1) for x in rest)))
+    assert unfit_relays(spread, low.target.hardware) == {k.name for k in plan.kernels if k.releases}
+
+
+def test_one_carve_out_holds_every_relay():
+    plan = diamond(language="cuda", arch="sm_90")
+    kernels = tuple(
+        replace(k, overlaps=True, releases=k.name == "scale", resources=KernelResources(32, 0, 20_000))
+        for k in plan.kernels
+    )
+    plan = place_arena(plan.replace(kernels=kernels))
+    machine = {"sm_count": 4, "sm_bytes": 200_000, "reserved_bytes": 1_000}
+    # 8 blocks on 4 multiprocessors: two of each launch, and those of the launch that starts early
+    assert carve_out_percent(plan, **machine) == 42
+    alone = plan.replace(kernels=tuple(replace(k, releases=False) for k in plan.kernels))
+    assert carve_out_percent(alone, **machine) == 21
+    assert carve_out_percent(plan, **(machine | {"sm_bytes": 40_000})) == 100
+
+
+def test_a_kernel_that_does_not_wait_must_not_release():
+    plan = diamond()
+    odd = plan.replace(kernels=(replace(plan.kernels[0], releases=True), *plan.kernels[1:]))
+    assert any("to wait itself" in fault for fault in find_faults(odd))
+    odd = plan.replace(kernels=(replace(plan.kernels[0], releases=1), *plan.kernels[1:]))
+    assert any("expected releases to be true or false" in fault for fault in find_faults(odd))
+    text = plan_to_json(plan)
+    assert "releases" not in text  # what earlier versions read stays as it was
+    with pytest.raises(InputError, match="expected releases to be of type bool"):
+        plan_from_json(text.replace('"overlaps": false', '"overlaps": false, "releases": 1', 1))
+
+
+NETWORK = """#[version = "0.0.5"]
+def @main(%x: Tensor[(16, 96), float32], %a: Tensor[(128, 96), float32], %b: Tensor[(64, 128), float32]) {
+  %0 = nn.relu(nn.dense(%x, %a, units=128));
+  nn.softmax(nn.dense(%0, %b, units=64))
+}
+"""
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_relays_change_no_bit(tmp_path, precision):
+    module = network(tmp_path, NETWORK)
+    x = np.random.default_rng(0).standard_normal((16, 96)).astype(np.float32)
+    results = {}
+    for when in ("never", "auto", "always"):
+        options = {"precision": precision, "relays": when, "progress": False}
+        with tw.compile(module, target="emulator:sm_90a", **options) as exe:
+            results[when] = exe(x)[0]
+            text = json.dumps([k.source for k in exe.plan.kernels])
+            assert ("tw_release_dependents" in text) == (when != "never")
+    np.testing.assert_array_equal(results["auto"], results["never"])
+    np.testing.assert_array_equal(results["always"], results["never"])
+    with pytest.raises(InputError, match="expected relays among auto, always, never"):
+        tw.compile(module, target="emulator:sm_90a", relays="often")
