@@ -55,11 +55,13 @@ def early_params(func: Func) -> frozenset[Value]:
     """Parameters read before the wait.
 
     The GPU's compiler moves loads it takes for invariant behind the wait, so the promise that nothing else
-    writes there is not made for them.
+    writes there is not made for them. A prefetch it moves nowhere: those that are only for an early start
+    leave the loads that follow as they are.
     """
     ops = func.body.ops
     wait = next((i for i, op in enumerate(ops) if op.name == WAIT), 0)
-    return frozenset(v for o in walk(func.body.with_ops(ops[:wait])) for v in o.operands if v in func.params)
+    before = [op for op in walk(func.body.with_ops(ops[:wait])) if not (op.name == PREFETCH and op["early"])]
+    return frozenset(v for op in before for v in op.operands if v in func.params)
 
 
 @emitter(WAIT)

@@ -57,6 +57,12 @@ def weight_bytes(func: Func) -> WeightBytes:
     return WeightBytes(total, exposed)
 
 
+def asked_only_late(func: Func, v: Value) -> bool:
+    """Return whether the kernel asks for some of a constant, and for none of it before its wait."""
+    early, late = _asked(func, v)
+    return early == 0 and late > 0
+
+
 def _blocks(func: Func) -> int:
     grid = func.get("grid", (1,))
     return prod(n for n in grid if isinstance(n, int)) if isinstance(grid, tuple) else 1

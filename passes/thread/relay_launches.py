@@ -10,22 +10,33 @@ from typing import Literal
 
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.costmodel.kernels.relays import Footprint, relay_gain_s
+from tilewright.ir.expr import Expr, Sym
+from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, walk
+from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.thread.launch_ops import (
     PREFETCH,
     RELEASE,
     WAIT,
+    constant_params,
     releases_dependents,
     waits_for_launches,
 )
 from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.ir.thread.tensor_maps import cluster_of
-from tilewright.passes.analysis.weight_traffic import WeightBytes, weight_bytes, weights_leave_l2
+from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.weight_traffic import (
+    WeightBytes,
+    asked_only_late,
+    weight_bytes,
+    weights_leave_l2,
+)
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.thread.overlap_launches import starts_early
+from tilewright.passes.thread.scopes import launch_ranges
 
 When = Literal["auto", "always", "never"]
 Release = Literal["after-wait", "first"]
@@ -49,7 +60,9 @@ def relay_launches(
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once. Prefetches that pay only in kernels which start early
-    are dropped from all others.
+    are dropped from all others. Where the weights of a network leave the L2, kernels that start early also
+    prefetch constants that they ask for later, such as what an epilogue adds, as far as that takes a thread
+    no more than a line.
     """
     releasing: set[str] = set()
     started: set[str] = set()
@@ -58,6 +71,10 @@ def relay_launches(
         if isinstance(hardware, GpuHardware):
             relays = _Relays(module, hardware)
             releasing, started = relays.chosen(always=when == "always")
+            if not relays.in_l2:
+                module = module.with_funcs(
+                    tuple(_with_late_constants(f) if f.name in started else f for f in module.funcs)
+                )
     return module.with_funcs(
         tuple(
             _rewritten(f, f.name in releasing, f.name in started, release) if f.level is Level.THREAD else f
@@ -130,6 +147,37 @@ def _kernel(func: Func, gpu: GpuHardware) -> _Kernel:
     blocks = prod(n for n in grid if isinstance(n, int))
     footprint = Footprint(blocks, block, shared_layout(func).nbytes, 0, prod(cluster_of(func)))
     return _Kernel(footprint, max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
+
+
+def _with_late_constants(func: Func) -> Func:
+    """The kernel with a prefetch of each constant that it asks for only after its wait.
+
+    A line is brought by one thread of one block, where there are as many threads as lines. Where places are
+    computed from data, not all of a constant may be read, so that it is left out.
+    """
+    grid, block = func.get("grid"), func.get("block")
+    assert isinstance(grid, tuple)
+    assert isinstance(block, int)
+    x, y, z = (int(n) for n in grid)  # type: ignore[arg-type]
+    ranges = launch_ranges(func)
+    thread = ((Sym("bid.z") * y + Sym("bid.y")) * x + Sym("bid.x")) * block + Sym("tid")
+    late = [func.params[i] for i in constant_params(func) if asked_only_late(func, func.params[i])]
+    looked_up = {op.operands[0] for op in walk(func.body) if op.name == "thread.gather"}
+    prefetches = []
+    for v in late:
+        t, per_line = v.tensor, max(1, LINE_BYTES // itemsize(v.tensor.dtype))
+        lines = -(-t.size // per_line)
+        if v in looked_up or t.steps or not 0 < lines <= x * y * z * block:
+            continue
+        at: list[Expr] = []
+        rest: Expr = thread * per_line
+        for extent in reversed(t.shape[1:]):
+            at.insert(0, simplify(rest % extent, ranges))
+            rest = rest // extent
+        at = [simplify(rest, ranges), *at] if t.shape else []
+        mask = ((simplify(thread, ranges), 0, lines),)
+        prefetches.append(Op(PREFETCH, (v,), attrs=(("at", tuple(at)), ("mask", mask), ("early", True))))
+    return func.with_body(func.body.with_ops((*prefetches, *func.body.ops))) if prefetches else func
 
 
 def _rewritten(func: Func, releases: bool, started: bool, release: Release) -> Func:
