@@ -121,7 +121,7 @@ def _kinds(*names: ReplayKind) -> tuple[ReplayKind, ...]:
 
 def without_overlap(plan: ExecutionPlan) -> ExecutionPlan:
     """The same kernels with plain edges: each starts when those before it have ended."""
-    return plan.replace(kernels=tuple(replace(k, overlaps=False) for k in plan.kernels))
+    return plan.replace(kernels=tuple(replace(k, overlaps=False, releases=False) for k in plan.kernels))
 
 
 def _steps(exe: Executable, inputs: Sequence[np.ndarray], a: argparse.Namespace) -> dict[str, float]:

@@ -230,7 +230,7 @@ def broken_plan(network):
     params = ", ".join(f"void* p{i}" for i in range(len(launch.args)))
     source = CRASH.format(entry=kernel.entry, params=params)
     (binary,) = compile_many([(kernel.name, source)], arch=kernel.arch)
-    bad = replace(kernel, source=source, binary=binary.cubin, overlaps=False)
+    bad = replace(kernel, source=source, binary=binary.cubin, overlaps=False, releases=False)
     kernels = tuple(bad if k is kernel else k for k in plan.kernels)
     return plan.replace(kernels=kernels), exe.artifact.constants
 

@@ -201,7 +201,6 @@ NO_COEFFICIENTS = {
     ),
     *(
         "LOAD_COST",
-        "RESIDENT_SHARE",
         "ROLES_GAIN",
         "SETS_GAIN",
         "SHARED_GAIN",

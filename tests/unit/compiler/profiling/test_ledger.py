@@ -107,7 +107,15 @@ def test_ledger_by_the_model_is_named_so_and_adds_up(net):
     assert "tail_s" not in ledger.totals()
     assert sum(ledger.totals().values()) == pytest.approx(ledger.replay_s)
     assert ledger.rows[0].boundary_s == 0.0
-    assert all(r.boundary_s == lowered.target.hardware.stream.boundary_s for r in ledger.rows[1:])
+    hardware = lowered.target.hardware
+    shorter = {True: hardware.relay.boundary_s, False: 0.0}
+    assert {r.early for r in ledger.rows[1:]} == {True}  # two small launches have places side by side
+    assert all(r.boundary_s == hardware.stream.boundary_s - shorter[r.early] for r in ledger.rows[1:])
+    assert f"{sum(r.early for r in ledger.rows)} start early" in str(ledger)
+    apart = lower(network(net), lowered.target, precision="fp16", relays="never")
+    late = modelled_ledger(apart.thread, apart.records, apart.target)
+    assert not any(r.early for r in late.rows)
+    assert late.replay_s > ledger.replay_s
     assert all(r.remedies.relay_s <= r.seconds for r in ledger.rows)
 
 

@@ -151,7 +151,7 @@ def test_a_plan_with_launches_of_others_is_profiled(tmp_path):
     codes = {x.kernel: exe.plan.kernel_by_name[x.kernel] for x in (first, last)}
     sizes = {x.kernel: exe.plan.buffer_by_name[x.args[-1]].size for x in (first, last)}
     kernels = tuple(
-        replace(k, language="communication", overlaps=False, source=summed(sizes[k.name]))
+        replace(k, language="communication", overlaps=False, releases=False, source=summed(sizes[k.name]))
         if k.name in codes
         else k
         for k in exe.plan.kernels

@@ -90,7 +90,7 @@ def lowered(network, target):
     ],
 )
 def test_the_architecture_decides(network, target, waits):
-    low = lowered(network, target)
+    low = lower(network, resolve_target(target), relays="never")
     kernels = [f for f in low.thread.funcs if f.name != "main"]
     assert len(kernels) >= 4
     for f in kernels:
@@ -113,20 +113,13 @@ def test_weights_alone_are_constants(network):
     assert seen
 
 
-def test_releases():
+def test_a_kernel_that_waits_already_stays():
     head = "%x: f32[8], grid = [1, 1, 1], block = 8"
     module = parse(f"module @m {{ thread.func @k({head}) {{ {COPY} thread.return() }} }}")
-    context = PassContext("cuda:sm_90a")
-    for option, wanted in (
-        ("", [WAIT, "thread.load"]),
-        ("{release=after-wait}", [WAIT, RELEASE]),
-        ("{release=first}", [RELEASE, WAIT]),
-    ):
-        out = run_pipeline(module, Pipeline.parse("overlap-launches" + option), context)
-        assert [op.name for op in out["k"].body.ops][:2] == wanted
-        assert run_pipeline(out, Pipeline.parse("overlap-launches" + option), context) is out
-    with pytest.raises(InputError, match="at-end, after-wait, first"):
-        Pipeline.parse("overlap-launches{release=never}")
+    context, passes = PassContext("cuda:sm_90a"), Pipeline.parse("overlap-launches")
+    out = run_pipeline(module, passes, context)
+    assert [op.name for op in out["k"].body.ops][:2] == [WAIT, "thread.load"]
+    assert run_pipeline(out, passes, context) is out
 
 
 COPY = "%v = thread.load(%x, at = [tid]) : f32\nthread.store(%v, %x, at = [7 - tid])"
