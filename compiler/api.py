@@ -31,7 +31,13 @@ from tilewright.ir import Constants, InputError, Level, Module
 from tilewright.ir.errors import expect
 from tilewright.ir.interpreter.step import check_initial_state
 from tilewright.ir.nodes import INFERENCE
-from tilewright.measuring.stream_choice import check_policy, choose_streams, kernel_costs, work_of
+from tilewright.measuring.stream_choice import (
+    check_policy,
+    choose_streams,
+    kernel_costs,
+    relays_saving_s,
+    work_of,
+)
 from tilewright.passes import Instrument, PassContext, run_pipeline
 from tilewright.passes.graph.promote_parameters import promoted
 from tilewright.passes.graph.set_input_shapes import with_input_shapes
@@ -188,10 +194,12 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     constants = constants_of(plan, lowered.thread.constants)
     work = work_of(plan, kernel_costs(lowered.records), target.hardware)
     device = partial(open_device, str(target))
-    chosen = choose_streams(plan, policy, work, constants=constants, device=device)
+    relays_s = relays_saving_s(plan, target.hardware)
+    chosen = choose_streams(plan, policy, work, constants=constants, device=device, relays_s=relays_s)
     if exceeds_memory_budget(module, chosen.plan):  # what runs side by side shares no memory
         chosen = choose_streams(plan, "serial", work, constants=constants, device=device)
-    lowered, settled = settled_relays(lowered, chosen.plan, progress=request.progress)
+    timed = chosen.chosen_by == "measurement"
+    lowered, settled = settled_relays(lowered, chosen.plan, timed=timed, progress=request.progress)
     chosen = replace(chosen, plan=settled)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}

@@ -18,15 +18,15 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
 
 
 def settled_relays(
-    lowered: Lowered, plan: ExecutionPlan, *, progress: bool | None = None
+    lowered: Lowered, plan: ExecutionPlan, *, timed: bool = False, progress: bool | None = None
 ) -> tuple[Lowered, ExecutionPlan]:
     """The network and its plan, in which no kernel releases launches that do not fit beside its own.
 
     plan: with the streams that it will run on. Relays were chosen for launches one after the other, without
     the registers of kernels: in a plan of several streams there are none, for what runs beside a launch takes
-    places too. Kernels that change are emitted and compiled once more.
+    places too, unless these streams were timed with them. Kernels that change are emitted and compiled again.
     """
-    names = unfit_relays(plan, lowered.target.hardware)
+    names = unfit_relays(plan, lowered.target.hardware, timed=timed)
     if not names:
         return lowered, plan
     thread = without_releases(lowered.thread, names)
@@ -39,10 +39,14 @@ def settled_relays(
     return replace(lowered, thread=thread), validate(plan.replace(kernels=kernels))
 
 
-def unfit_relays(plan: ExecutionPlan, hardware: object) -> frozenset[str]:
-    """The kernels of a plan that release launches which do not fit beside theirs."""
+def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) -> frozenset[str]:
+    """The kernels of a plan that release launches which do not fit beside theirs.
+
+    timed: the plan was timed with its relays, so that several streams are no reason against them.
+    """
     releasing = frozenset(k.name for k in plan.kernels if k.releases)
-    if not isinstance(hardware, GpuHardware) or len({launch.stream for launch in plan.launches}) > 1:
+    several = len({launch.stream for launch in plan.launches}) > 1
+    if not isinstance(hardware, GpuHardware) or (several and not timed):
         return releasing
     return frozenset(
         before.kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,13 +123,14 @@ def choose_streams(
     *,
     constants: Mapping[str, np.ndarray],
     device: Callable[[], Device],
+    relays_s: float = 0.0,
 ) -> StreamChoice:
     """The plan by `policy`: a name, `model` (least modelled replay) or `auto` (least measured replay).
 
     plan: its buffers need no places in the arena yet; those of the plan chosen have theirs. device: opens the
     device to measure on; called for `auto` alone. A plan that communicates gets one stream of kernels and one
-    of communications where no policy is named: alone it cannot be measured. Raises InputError for an unknown
-    policy.
+    of communications where no policy is named: alone it cannot be measured. relays_s: what launches that
+    start early save by the model, which they do on one stream only. Raises InputError for an unknown policy.
 
     What runs side by side shares no memory: `model` and `auto` take several streams only where each per cent
     of time that they save costs at most `WORTH` per cent of the arena.
@@ -143,11 +144,15 @@ def choose_streams(
         return StreamChoice(with_streams(plan, chosen), policy, "name", {})
     if policy == "model":
         first = plan_streams(dag, CANDIDATES[0], work)
-        seconds = replay_time(first, work=work)
+
+        def modelled(streams: StreamPlan) -> float:
+            return replay_time(streams, work=work) - (relays_s if len(streams.streams) == 1 else 0.0)
+
+        seconds = modelled(first)
         # No replay is shorter than this; most plans of a CPU, where nothing runs side by side, end here.
         if seconds <= GAIN * sum(c * s for c, s in zip(work.costs, work.shares, strict=True)):
             return StreamChoice(with_streams(plan, first), CANDIDATES[0], "model", {CANDIDATES[0]: seconds})
-        return _chosen(plan, work, "model", partial(replay_time, work=work))
+        return _chosen(plan, work, "model", modelled)
     with device() as opened, opened.load(place_arena(plan), constants):
         # The load above holds the weights on the device while candidates come and go.
         return _chosen(plan, work, "measurement", _Replays(plan, constants, opened))
@@ -165,6 +170,15 @@ def _chosen(
         if chosen.arena_bytes > (1 + WORTH * faster) * simple.arena_bytes:
             return StreamChoice(simple, first, chosen_by, choice.times)
     return StreamChoice(chosen, choice.policy, chosen_by, choice.times)
+
+
+def relays_saving_s(plan: ExecutionPlan, hardware: Hardware) -> float:
+    """Seconds of shorter boundaries where the launches of a plan run one after the other."""
+    if not isinstance(hardware, GpuHardware):
+        return 0.0
+    kernels = [plan.kernel_by_name[launch.kernel] for launch in plan.launches]
+    early = sum(u.releases and v.overlaps for u, v in pairwise(kernels))
+    return early * hardware.relay.boundary_s
 
 
 class _Replays:

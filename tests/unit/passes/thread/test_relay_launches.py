@@ -15,6 +15,7 @@ from tilewright.ir import InputError, parse, walk
 from tilewright.ir.expr import evaluate
 from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
+from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.weight_traffic import weight_bytes
 from tilewright.runtime.arena.placement import place_arena
@@ -169,14 +170,12 @@ def test_compiled_plans_say_it_and_registers_count(lowered):
     wide = tuple(
         replace(k, resources=KernelResources(255, 0, 0)) if k.name == name else k for k in plan.kernels
     )
-    block = max(x.block for x in plan.launches if x.kernel == name)
-    crowded = plan.replace(kernels=wide)
-    if 255 * block * 2 > 65_536:
-        assert name in unfit_relays(crowded, low.target.hardware)
-        changed, settled = settled_relays(low, crowded)
-        assert not settled.kernel_by_name[name].releases
-        assert not releases_dependents(changed.thread[name])
-        assert settled.kernel_by_name[name].source == changed.sources[name].source
+    crowded = plan.replace(kernels=wide)  # 255 registers of 256 threads: all of a multiprocessor
+    assert unfit_relays(crowded, low.target.hardware) >= {name}
+    changed, settled = settled_relays(low, crowded)
+    assert not settled.kernel_by_name[name].releases
+    assert not releases_dependents(changed.thread[name])
+    assert settled.kernel_by_name[name].source == changed.sources[name].source
 
 
 def test_launches_on_several_streams_are_no_relays(lowered):
@@ -185,6 +184,20 @@ def test_launches_on_several_streams_are_no_relays(lowered):
     first, *rest = plan.launches
     spread = plan.replace(launches=(first, *(replace(x, stream=1) for x in rest)))
     assert unfit_relays(spread, low.target.hardware) == {k.name for k in plan.kernels if k.releases}
+    assert not unfit_relays(spread, low.target.hardware, timed=True)
+
+
+def test_relays_count_for_the_choice_of_streams(lowered):
+    low = lowered["auto"]
+    plan, gpu = build(low, progress=False, placed=False), low.target.hardware
+    saved_s = relays_saving_s(plan, gpu)
+    assert saved_s == pytest.approx((len(plan.launches) - 1) * gpu.relay.boundary_s)
+    work = work_of(plan, kernel_costs(low.records), gpu)
+    seconds = [
+        choose_streams(plan, "model", work, constants={}, device=None, relays_s=s).seconds["serial"]
+        for s in (0.0, saved_s)
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(saved_s)
 
 
 def test_one_carve_out_holds_every_relay():
