@@ -22,7 +22,7 @@ from tilewright.devices.targets import Target
 from tilewright.ir import Builder, Constants, Module, TensorType, Value
 from tilewright.ir.types import storage_dtype
 from tilewright.measuring.repeated_plan import RUNS, SPREAD, copies_in, repeated
-from tilewright.passes.analysis.weight_traffic import weights_leave_l2
+from tilewright.passes.analysis.work.weight_traffic import weights_leave_l2
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch

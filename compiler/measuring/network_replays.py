@@ -21,7 +21,7 @@ from tilewright.ir import Func, Module, Op, Ref, Value
 from tilewright.measuring.measurer import random_array
 from tilewright.measuring.network_validation import Choices
 from tilewright.measuring.stream_choice import CANDIDATES, GAIN, MAX_STREAMS, kernel_costs, work_of
-from tilewright.passes.analysis.weight_traffic import weights_leave_l2
+from tilewright.passes.analysis.work.weight_traffic import weights_leave_l2
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.check import validate

@@ -15,7 +15,7 @@ from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.devices.targets import Target
 from tilewright.ir import Func, InputError, Level, Module, Ref, UnsupportedError
 from tilewright.ir.thread.launch_ops import releases_dependents, waits_for_launches
-from tilewright.passes.analysis.weight_traffic import RESIDENT_SHARE, WeightBytes, weight_bytes
+from tilewright.passes.analysis.work.weight_traffic import RESIDENT_SHARE, WeightBytes, weight_bytes
 from tilewright.profiling.kernel_times import Subject, TellsLaunchSpans, profile_loaded
 from tilewright.profiling.replay_record import Clock, LaunchSpan
 from tilewright.profiling.stamps import Stamps, launch_spans, span_ns, stamped_plan

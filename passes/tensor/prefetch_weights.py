@@ -6,7 +6,7 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import constant_positions
-from tilewright.passes.analysis.weight_traffic import RESIDENT_SHARE, weights_leave_l2
+from tilewright.passes.analysis.work.weight_traffic import RESIDENT_SHARE, weights_leave_l2
 from tilewright.passes.kernels.registry import template_of
 from tilewright.passes.kernels.writing.prefetch import PREFETCHED
 

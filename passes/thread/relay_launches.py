@@ -26,7 +26,7 @@ from tilewright.ir.thread.launch_ops import (
 from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.ir.thread.tensor_maps import cluster_of
 from tilewright.ir.types import itemsize
-from tilewright.passes.analysis.weight_traffic import (
+from tilewright.passes.analysis.work.weight_traffic import (
     WeightBytes,
     asked_only_late,
     weight_bytes,

@@ -14,7 +14,7 @@ from tilewright.measuring.kernel_program import kernel_program
 from tilewright.measuring.measurer import Measurer
 from tilewright.measuring.network_replays import network_plan, with_kernels
 from tilewright.measuring.repeated_plan import MOST_RUNS, RUNS, SPREAD, copies_for, repeated, streamed_bytes
-from tilewright.passes.analysis.weight_traffic import weights_leave_l2
+from tilewright.passes.analysis.work.weight_traffic import weights_leave_l2
 from tilewright.passes.kernels.contract.choice import contract_points
 from tilewright.passes.kernels.kernel_problem import contract_problem
 from tilewright.runtime.null.device import NullDevice

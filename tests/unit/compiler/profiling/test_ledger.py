@@ -19,7 +19,7 @@ from tilewright.codegen.emit.stamps import (
 from tilewright.compilation.lowering import lower
 from tilewright.costmodel import load_hardware
 from tilewright.devices.targets import resolve_target
-from tilewright.passes.analysis.weight_traffic import WeightBytes
+from tilewright.passes.analysis.work.weight_traffic import WeightBytes
 from tilewright.profiling.ledger import PARTS, LedgerRow, modelled_ledger, phases_of, with_remedies
 from tilewright.tools.cli import main
 

@@ -17,7 +17,7 @@ from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
 from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.analysis.weight_traffic import weight_bytes
+from tilewright.passes.analysis.work.weight_traffic import weight_bytes
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.cuda.carve_out import carve_out_percent
 from tilewright.runtime.plan.check import find_faults

@@ -3,7 +3,7 @@
 import pytest
 
 from tilewright.ir import parse
-from tilewright.passes.analysis.weight_traffic import WeightBytes, weight_bytes
+from tilewright.passes.analysis.work.weight_traffic import WeightBytes, weight_bytes
 
 #: 4096 bytes of constant %w, fetched in four turns by 32 threads
 KERNEL = """module @m {{ thread.func @k(%x: f32[1024], %w: f32[1024], %y: f32[1024],
