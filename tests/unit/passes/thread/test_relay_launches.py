@@ -6,14 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from runtime_samples import diamond
+from weight_lines import PLACES, all_lines, lines_asked_for
 
 import tilewright as tw
 from tilewright.compilation.lowering import build, lower
 from tilewright.compilation.settled_relays import settled_relays, unfit_relays
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, parse, walk
-from tilewright.ir.expr import evaluate
-from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
 from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -117,43 +116,11 @@ def test_weights_are_on_their_way_before_the_wait(lowered):
     )
 
 
-def lines_asked_for(func, name, key, weights):
-    """The lines of weights in 16 bits that ops of this name ask for before the wait, as (row, line)."""
-    found = set()
-
-    def visit(ops, loops):
-        for op in ops:
-            if op.name == WAIT and not loops:
-                return
-            if op.body is not None:
-                inner = {**loops, op["var"].name: op["extent"]} if op.name == "thread.loop" else loops
-                visit(op.body.ops, inner)
-            elif op.name == name and op.operands[0] is weights:
-                found.update(places(op, loops))
-
-    def places(op, loops):
-        x, y, z = func["grid"]
-        extents = {**loops, "tid": func["block"], "bid.x": x, "bid.y": y, "bid.z": z}
-        env = dict(zip(extents, np.indices(tuple(extents.values())).reshape(len(extents), -1), strict=True))
-        inside = np.ones(env["tid"].shape, bool)
-        for e, low, high in op["mask"]:
-            inside &= (evaluate(e, env) >= low) & (evaluate(e, env) < high)
-        at = [np.broadcast_to(evaluate(e, env), inside.shape)[inside] for e in op[key]]
-        assert all((i >= 0).all() and (i < n).all() for i, n in zip(at, weights.tensor.shape, strict=True))
-        return zip(at[0].tolist(), (at[1] * 2 // LINE_BYTES).tolist(), strict=True)
-
-    visit(func.body.ops, {})
-    return found
-
-
 def test_every_line_of_the_weights_is_asked_for_before_the_wait(lowered):
     for f in products(lowered["auto"])[1:]:
-        weights = f.params[1]
-        rows, columns = weights.tensor.shape
-        prefetched = lines_asked_for(f, PREFETCH, "at", weights)
-        copied = lines_asked_for(f, "thread.copy_async", "src", weights)
-        assert prefetched
-        assert prefetched | copied == {(r, c) for r in range(rows) for c in range(columns * 2 // LINE_BYTES)}
+        wait = next(i for i, op in enumerate(f.body.ops) if op.name == WAIT)
+        early = [lines_asked_for(f, f.body.ops[:wait], name, f.params[1]) for name in PLACES]
+        assert set().union(*early) == all_lines(f.params[1])
 
 
 def test_compiled_plans_say_it_and_registers_count(lowered):
