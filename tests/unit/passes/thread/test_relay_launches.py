@@ -1,6 +1,7 @@
 """Relays: who releases whom, what is checked once kernels are compiled, and that no bit changes."""
 
 import json
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from tilewright.measuring.stream_choice import choose_streams, kernel_costs, rel
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.work.weight_traffic import weight_bytes
 from tilewright.runtime.arena.placement import place_arena
-from tilewright.runtime.cuda.carve_out import carve_out_percent
+from tilewright.runtime.cuda.carve_out import carve_out_percent, keep_carve_out
 from tilewright.runtime.plan.check import find_faults
 from tilewright.runtime.plan.execution_plan import KernelResources, starts_early
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
@@ -180,6 +181,30 @@ def test_one_carve_out_holds_every_relay():
     alone = plan.replace(kernels=tuple(replace(k, releases=False) for k in plan.kernels))
     assert carve_out_percent(alone, **machine) == 21
     assert carve_out_percent(plan, **(machine | {"sm_bytes": 40_000})) == 100
+
+
+def test_all_kernels_of_a_plan_with_relays_prefer_the_same_carve_out():
+    calls = []
+    keys = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)
+    gpu = {
+        "MULTIPROCESSOR_COUNT": 4,
+        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 200_000,
+        "RESERVED_SHARED_MEMORY_PER_BLOCK": 1_000,
+    }
+    context = types.SimpleNamespace(
+        api=types.SimpleNamespace(CUfunction_attribute=keys),
+        attribute=gpu.__getitem__,
+        call=lambda *arguments, doing: calls.append(arguments),
+    )
+    plan = diamond(language="cuda", arch="sm_90")
+    keep_carve_out(context, plan, [1, 2, 3])
+    assert calls == []
+    kernels = tuple(
+        replace(k, overlaps=True, releases=True, resources=KernelResources(32, 0, 20_000))
+        for k in plan.kernels
+    )
+    keep_carve_out(context, plan.replace(kernels=kernels), [1, 2, 3])
+    assert calls == [("cuFuncSetAttribute", function, 9, 42) for function in (1, 2, 3)]
 
 
 def test_a_kernel_that_does_not_wait_must_not_release():
