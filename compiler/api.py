@@ -24,7 +24,7 @@ from tilewright.compilation.option_values import (
 from tilewright.compilation.own_passes import OwnPasses, PassesOption
 from tilewright.compilation.planning import constants_of
 from tilewright.compilation.report_facts import compilation_facts, parameter_facts
-from tilewright.compilation.settled_relays import settled_relays
+from tilewright.compilation.settled_relays import relay_facts, settled_relays
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, resolve_target
 from tilewright.ir import Constants, InputError, Level, Module
@@ -203,6 +203,7 @@ def _compiled(request: CompileRequest, module: Module) -> Executable:
     chosen = replace(chosen, plan=settled)
     facts = compilation_facts(lowered)
     facts |= {"precision": request.precision, "partitioner": request.partitioner, **tuning}
+    facts["relays"] = relay_facts(settled, request.relays)
     facts |= {"streams": chosen.facts(), "parameters": parameter_facts(module), **training_facts(module)}
     if own.pipelines:
         facts["passes"] = own.facts()

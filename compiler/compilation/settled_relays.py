@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
 from tilewright.compilation.lowering import Lowered
@@ -14,7 +15,7 @@ from tilewright.ir import Func, Module
 from tilewright.ir.thread.launch_ops import RELEASE
 from tilewright.passes.kernels.decision import is_measured
 from tilewright.runtime.plan.check import validate
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, starts_early
 
 
 def settled_relays(
@@ -37,6 +38,11 @@ def settled_relays(
     )
     kernels = tuple(codes.get(kernel.name, kernel) for kernel in plan.kernels)
     return replace(lowered, thread=thread), validate(plan.replace(kernels=kernels))
+
+
+def relay_facts(plan: ExecutionPlan, choice: str) -> dict[str, Any]:
+    """For reports: what was asked for, and how many launches start before those before them have ended."""
+    return {"choice": choice, "early": sum(starts_early(plan, launch) for launch in plan.launches)}
 
 
 def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) -> frozenset[str]:

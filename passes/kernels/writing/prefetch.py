@@ -49,8 +49,7 @@ def emit_prefetch(
 
 def _share(sharers: Sequence[tuple[Expr, int]]) -> tuple[int, Expr]:
     """Return how many blocks share the work, and which part is this block's."""
-    parts, index = 1, 0
-    flat: Expr = index
+    flat: Expr = 0
     total = 1
     for e, count in sharers:
         flat += e * total

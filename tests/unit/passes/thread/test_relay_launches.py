@@ -238,6 +238,8 @@ def test_relays_change_no_bit(tmp_path, precision):
         with tw.compile(module, target="emulator:sm_90a", **options) as exe:
             results[when] = exe(x)[0]
             text = json.dumps([k.source for k in exe.plan.kernels])
+            early = len(exe.plan.launches) - 1 if when != "never" else 0
+            assert exe.report()["relays"] == {"choice": when, "early": early}
             assert ("tw_release_dependents" in text) == (when != "never")
     np.testing.assert_array_equal(results["auto"], results["never"])
     np.testing.assert_array_equal(results["always"], results["never"])
