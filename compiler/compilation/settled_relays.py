@@ -11,9 +11,10 @@ from tilewright.compilation.kernel_builds import build_codes, emit_kernels
 from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.kernels.relays import Footprint
-from tilewright.ir import Func, Module
+from tilewright.ir import Func, Level, Module
 from tilewright.ir.thread.launch_ops import RELEASE
 from tilewright.passes.kernels.decision import is_measured
+from tilewright.passes.thread.relay_launches import without_early_prefetches
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, starts_early
 
@@ -30,9 +31,11 @@ def settled_relays(
     names = unfit_relays(plan, lowered.target.hardware, timed=timed)
     if not names:
         return lowered, plan
-    thread = without_releases(lowered.thread, names)
+    thread = _without_relays(lowered.thread, plan, names)
     measured = [f.name for f in thread.funcs if is_measured(f)]
-    changed = thread.with_funcs(tuple(f for f in thread.funcs if f.name in names))
+    changed = thread.with_funcs(
+        tuple(f for f, g in zip(thread.funcs, lowered.thread.funcs, strict=True) if f is not g)
+    )
     codes = build_codes(
         emit_kernels(changed, lowered.target), lowered.target, progress=progress, timed=measured
     )
@@ -72,10 +75,22 @@ def footprint(plan: ExecutionPlan, launch: Launch) -> Footprint:
     return Footprint(prod(launch.grid), launch.block, shared_bytes, registers, prod(launch.cluster))
 
 
-def without_releases(module: Module, names: Collection[str]) -> Module:
-    """The module whose kernels of these names let nothing start before they end."""
-    return module.with_funcs(tuple(_silent(f) if f.name in names else f for f in module.funcs))
+def _without_relays(module: Module, plan: ExecutionPlan, names: Collection[str]) -> Module:
+    """The module whose kernels of these names release nothing; what then starts late prefetches as such."""
+    silent = plan.replace(
+        kernels=tuple(replace(k, releases=k.releases and k.name not in names) for k in plan.kernels)
+    )
+    started = {launch.kernel for launch in plan.launches if starts_early(silent, launch)}
+    return module.with_funcs(
+        tuple(
+            _changed(f, silenced=f.name in names, started=f.name in started) if f.level is Level.THREAD else f
+            for f in module.funcs
+        )
+    )
 
 
-def _silent(func: Func) -> Func:
-    return func.with_body(func.body.with_ops(tuple(op for op in func.body.ops if op.name != RELEASE)))
+def _changed(func: Func, *, silenced: bool, started: bool) -> Func:
+    body = func.body if started else without_early_prefetches(func.body)
+    if silenced:
+        body = body.with_ops(tuple(op for op in body.ops if op.name != RELEASE))
+    return func if body is func.body else func.with_body(body)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.compilation.kernel_records import KernelRecord
+from tilewright.compilation.settled_relays import footprint
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
 from tilewright.ir import InputError
@@ -176,8 +177,13 @@ def relays_saving_s(plan: ExecutionPlan, hardware: Hardware) -> float:
     """Seconds of shorter boundaries where the launches of a plan run one after the other."""
     if not isinstance(hardware, GpuHardware):
         return 0.0
-    kernels = [plan.kernel_by_name[launch.kernel] for launch in plan.launches]
-    early = sum(u.releases and v.overlaps for u, v in pairwise(kernels))
+    kernels = plan.kernel_by_name
+    early = sum(
+        kernels[u.kernel].releases
+        and kernels[v.kernel].overlaps
+        and footprint(plan, u).fits_beside(footprint(plan, v), hardware)
+        for u, v in pairwise(plan.launches)
+    )
     return early * hardware.relay.boundary_s
 
 

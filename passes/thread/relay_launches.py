@@ -181,7 +181,7 @@ def _with_late_constants(func: Func) -> Func:
 
 
 def _rewritten(func: Func, releases: bool, started: bool, release: Release) -> Func:
-    body = func.body if started else _without_early_prefetches(func.body)
+    body = func.body if started else without_early_prefetches(func.body)
     if releases and not releases_dependents(func):
         ops = body.ops
         wait = next(i for i, op in enumerate(ops) if op.name == WAIT)
@@ -190,7 +190,8 @@ def _rewritten(func: Func, releases: bool, started: bool, release: Release) -> F
     return func if body is func.body else func.with_body(body)
 
 
-def _without_early_prefetches(body: Block) -> Block:
+def without_early_prefetches(body: Block) -> Block:
+    """The body of a kernel of which no launch starts early."""
     return body.with_ops(tuple(op for op in body.ops if not _only_prefetches_early(op)))
 
 

@@ -143,7 +143,12 @@ def test_compiled_plans_say_it_and_registers_count(lowered):
     changed, settled = settled_relays(low, crowded)
     assert not settled.kernel_by_name[name].releases
     assert not releases_dependents(changed.thread[name])
-    assert settled.kernel_by_name[name].source == changed.sources[name].source
+    assert all(settled.kernel_by_name[n].source == source.source for n, source in changed.sources.items())
+    started = {x.kernel for x in settled.launches if starts_early(settled, x)}
+    assert len(started) < len(settled.kernels) - 1
+    for f in products(changed):
+        early = [op for op in walk(f.body) if op.name == PREFETCH and op["early"]]
+        assert bool(early) == (f.name in started)
 
 
 def test_launches_on_several_streams_are_no_relays(lowered):
