@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Literal
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Sym, TensorType, Value
+from tilewright.ir.tensor.value_ranges import range_of_type, ranges_in
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
-from tilewright.passes.analysis.value_ranges import range_of_type, ranges_in
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 

@@ -66,7 +66,8 @@ def relay_launches(
     """
     releasing: set[str] = set()
     started: set[str] = set()
-    if starts_early(ctx.target) and when != "never":
+    launches = any(f.name == "main" for f in module.funcs)
+    if launches and starts_early(ctx.target) and when != "never":
         hardware = ctx.hardware or load_hardware(ctx.target)
         if isinstance(hardware, GpuHardware):
             relays = _Relays(module, hardware)

@@ -94,8 +94,8 @@ def test_transformed_kernels_are_refused():
 def test_a_named_type_of_results_that_is_that_of_the_factors_says_nothing():
     """A precision of 16 bits stores what such a convolution gives as narrow as its factors."""
     text = (
-        '#[version = "0.0.5"]\ndef @main(%x: Tensor[(1, 8, 6, 5), float32], %w: Tensor[(16, 8, 3, 3), float32]) '
-        '{ nn.conv2d(%x, %w, padding=[1, 1], out_dtype="float32") }'
+        '#[version = "0.0.5"]\ndef @main(%x: Tensor[(1, 8, 6, 5), float32], '
+        '%w: Tensor[(16, 8, 3, 3), float32]) { nn.conv2d(%x, %w, padding=[1, 1], out_dtype="float32") }'
     )
     module = import_module(read_source(text, "t.relay"), params=None)
     (op,) = (op for op in module.main.body.ops if op.name == "graph.conv2d")

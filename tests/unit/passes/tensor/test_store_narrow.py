@@ -11,7 +11,7 @@ import tilewright as tw
 from tilewright.ir import Sym, TensorType, Value, scalar_body, structured
 from tilewright.ir.builder import Builder
 from tilewright.ir.nodes import Func, Level
-from tilewright.passes.analysis.value_ranges import range_of_type, ranges_in
+from tilewright.ir.tensor.value_ranges import range_of_type, ranges_in
 
 
 def _mapped(name: str, number: float | None = None) -> tuple[float, float]:

@@ -18,8 +18,7 @@ from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_de
 from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.work.weight_traffic import weight_bytes
-from tilewright.runtime.arena.placement import place_arena
-from tilewright.runtime.cuda.carve_out import carve_out_percent, keep_carve_out
+from tilewright.runtime.cuda.carve_out import CARVE_OUT_PERCENT, keep_carve_out
 from tilewright.runtime.plan.check import find_faults
 from tilewright.runtime.plan.execution_plan import KernelResources, starts_early
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
@@ -173,32 +172,11 @@ def test_relays_count_for_the_choice_of_streams(lowered):
     assert seconds[0] - seconds[1] == pytest.approx(saved_s)
 
 
-def test_one_carve_out_holds_every_relay():
-    plan = diamond(language="cuda", arch="sm_90")
-    kernels = tuple(
-        replace(k, overlaps=True, releases=k.name == "scale", resources=KernelResources(32, 0, 20_000))
-        for k in plan.kernels
-    )
-    plan = place_arena(plan.replace(kernels=kernels))
-    machine = {"sm_count": 4, "sm_bytes": 200_000, "reserved_bytes": 1_000}
-    # 8 blocks on 4 multiprocessors: two of each launch, and those of the launch that starts early
-    assert carve_out_percent(plan, **machine) == 42
-    alone = plan.replace(kernels=tuple(replace(k, releases=False) for k in plan.kernels))
-    assert carve_out_percent(alone, **machine) == 21
-    assert carve_out_percent(plan, **(machine | {"sm_bytes": 40_000})) == 100
-
-
 def test_all_kernels_of_a_plan_with_relays_prefer_the_same_carve_out():
     calls = []
     keys = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)
-    gpu = {
-        "MULTIPROCESSOR_COUNT": 4,
-        "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 200_000,
-        "RESERVED_SHARED_MEMORY_PER_BLOCK": 1_000,
-    }
     context = types.SimpleNamespace(
         api=types.SimpleNamespace(CUfunction_attribute=keys),
-        attribute=gpu.__getitem__,
         call=lambda *arguments, doing: calls.append(arguments),
     )
     plan = diamond(language="cuda", arch="sm_90")
@@ -209,7 +187,7 @@ def test_all_kernels_of_a_plan_with_relays_prefer_the_same_carve_out():
         for k in plan.kernels
     )
     keep_carve_out(context, plan.replace(kernels=kernels), [1, 2, 3])
-    assert calls == [("cuFuncSetAttribute", function, 9, 42) for function in (1, 2, 3)]
+    assert calls == [("cuFuncSetAttribute", function, 9, CARVE_OUT_PERCENT) for function in (1, 2, 3)]
 
 
 def test_a_kernel_that_does_not_wait_must_not_release():

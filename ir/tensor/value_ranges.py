@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import inf, isnan
 
+import ml_dtypes
 import numpy as np
 
-from tilewright.ir import Func, Op, Value
+from tilewright.ir.nodes import Func, Op, Value
 from tilewright.ir.opdef import op_def
 from tilewright.ir.types import FLOATS, storage_dtype
 
@@ -33,9 +34,7 @@ def range_of_type(dtype: str) -> Interval:
         return (float(limits.min), float(limits.max))
     if dtype in ("f32", "f64"):
         return ALL
-    from ml_dtypes import finfo
-
-    largest = float(finfo(storage_dtype(dtype)).max)
+    largest = float(ml_dtypes.finfo(storage_dtype(dtype)).max)  # type: ignore[no-untyped-call]
     return (-largest, largest)
 
 
@@ -72,7 +71,7 @@ def _yielded(op: Op, operands: Sequence[Interval], filled: Sequence[object]) -> 
         if o.name == "scalar.yield":
             return env[o.operands[0]]
         for r in o.results:
-            env[r] = _meet(_scalar(o, env), range_of_type(r.type.dtype))  # type: ignore[union-attr]
+            env[r] = _meet(_scalar(o, env), range_of_type(r.type.dtype))
     return ALL
 
 
@@ -107,7 +106,7 @@ def _at(name: str, end: float) -> float:
     evaluate = op_def(name).evaluate
     assert evaluate is not None
     with np.errstate(all="ignore"):
-        (found,) = evaluate([np.float64(end)], {})
+        (found,) = evaluate([np.asarray(end)], {})
     return float(found)
 
 
