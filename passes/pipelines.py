@@ -207,7 +207,7 @@ def partitioned(pipeline: Pipeline, partitioner: str) -> Pipeline:
         pipeline = pipeline.without(*(n for n in _OTHER_KERNELS["tensor"] if n in pipeline.names))
     if partitioner == "rules" or "fuse-kernels" not in pipeline.names:
         return pipeline
-    widened = "widen-where-read, " if partitioner == "maximal" else ""
+    widened = "split-viewed-dims, widen-where-read, " if partitioner == "maximal" else ""
     return pipeline.replace("fuse-kernels", f"{widened}fuse-kernels{{partitioner={partitioner}}}")
 
 
@@ -331,7 +331,7 @@ def official_stages(
         sliced = sliced.replace("slice-batches", f"slice-batches{{factors={factors}}}")
         saved = saved.replace("choose-saved", f"choose-saved{{factors={factors}}}")
     if partitioner == "maximal":
-        expanded = Pipeline.parse("expand-attention{always=true}")
+        expanded = Pipeline.parse("expand-attention{always=true}, expand-norms, fold-constants, cse, dce")
         products = products.without(*_OTHER_KERNELS["graph"])
         sliced, saved = NOTHING, NOTHING
     graph = extra.get("first", NOTHING) + GRAPH + extra.get("graph", NOTHING) + expanded + products

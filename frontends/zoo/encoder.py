@@ -31,6 +31,7 @@ def encoder_layer(
     norm: str = "post",
     causal: bool = False,
     dropout: float = 0.1,
+    projections: str = "apart",
     name: str = "encoder_layer",
 ) -> Module:
     """A layer that maps `x` to `y`, both float32 [batch, sequence, width].
@@ -38,7 +39,8 @@ def encoder_layer(
     width: a multiple of `heads`. activation: of the hidden layer, `relu` or `gelu` (of erf). norm: `post`
     normalises sums with the residual, `pre` what the parts read. causal: tokens attend to none after them.
     dropout: the rate at the four places of the paper: weights of attention, what attention gives, the
-    activation, what the network gives; 0 for none. Queries, keys and values are products of their own.
+    activation, what the network gives; 0 for none. projections: queries, keys and values are products of
+    their own (`apart`), or slices of one product with joined weights (`joined`).
     Raises InputError for impossible sizes and options.
     """
     check_sizes(name, batch=batch, sequence=sequence, width=width, heads=heads, hidden=hidden)
@@ -49,9 +51,11 @@ def encoder_layer(
             f"{name}: expected activation relu or gelu, norm post or pre and causal true or false, got "
             f"{activation!r}, {norm!r} and {causal!r}"
         )
+    if projections not in ("apart", "joined"):
+        raise InputError(f"{name}: expected projections apart or joined, got {projections!r}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
         raise InputError(f"{name}: expected a rate of dropout from 0 to less than 1, got {dropout!r}")
-    net = _Layer(seed, heads, float(dropout), causal)
+    net = _Layer(seed, heads, float(dropout), causal, projections == "joined")
     x = net.input("x", "f32", batch, sequence, width)
 
     def network(z: Tensor) -> Tensor:
@@ -68,9 +72,9 @@ def encoder_layer(
 
 
 class _Layer(NetworkWriter):
-    def __init__(self, seed: int, heads: int, rate: float, causal: bool) -> None:
+    def __init__(self, seed: int, heads: int, rate: float, causal: bool, joined: bool) -> None:
         super().__init__(seed)
-        self._heads, self._rate, self._causal = heads, rate, causal
+        self._heads, self._rate, self._causal, self._joined = heads, rate, causal, joined
 
     def dropout(self, x: Tensor) -> Tensor:
         """Dropout with the layer's rate."""
@@ -86,7 +90,12 @@ class _Layer(NetworkWriter):
         """Softmax(q k^T / sqrt(n)) v per head over all tokens, or those up to this one; and a projection."""
         batch, sequence, width = x.shape
         size = width // self._heads
-        q, k, v = (self._head_parts(self.linear(x, width, part), size) for part in ("query", "key", "value"))
+        if self._joined:
+            whole = self.linear(x, 3 * width, "joined")
+            parts = self.w.ops_of("split", (whole,), indices=(width, 2 * width), axis=-1)
+        else:
+            parts = tuple(self.linear(x, width, part) for part in ("query", "key", "value"))
+        q, k, v = (self._head_parts(part, size) for part in parts)
         scores = q.matmul(k, transpose_b=True) * (1 / math.sqrt(size))
         if self._causal:
             places = self.w.op("arange", stop=sequence, dtype="i32")

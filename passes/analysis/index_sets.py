@@ -35,6 +35,22 @@ def is_padded_copy(op: Op) -> bool:
     return len(op.body.ops) == 1 and last.operands == op.body.params
 
 
+#: what the body of a map may hold that only scales or rounds
+_SCALING = frozenset({"scalar.const", "scalar.cast", "scalar.mul", "scalar.yield"})
+
+
+def is_scaling(op: Op) -> bool:
+    """True for a map of one operand, element by element, that does no more than scale or round it."""
+    return (
+        op.name == "tensor.map"
+        and len(op.operands) == len(op.results) == 1
+        and fills(op) == (None,)
+        and identity_read(op, 0)
+        and op.body is not None
+        and all(o.name in _SCALING for o in op.body.ops)
+    )
+
+
 def is_view(op: Op) -> bool:
     """True for a copy that keeps the row-major order of elements: a reinterpretation of the same buffer."""
     if not is_copy(op) or op.operands[0].tensor.size != op.result.tensor.size:

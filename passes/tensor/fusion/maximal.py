@@ -12,11 +12,9 @@ from math import prod
 from tilewright.ir import Op, Value
 from tilewright.ir.tensor.ops import REDUCING, dims, domain
 from tilewright.passes.analysis.backward_pass import forward_ops
+from tilewright.passes.analysis.index_sets import is_scaling
 from tilewright.passes.analysis.row_groups import row_dims, rows_of
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
-
-#: what the body of a map may hold that only scales or rounds
-_SCALING = frozenset({"scalar.const", "scalar.cast", "scalar.mul", "scalar.yield"})
 
 
 def maximal_sets(graph: OpGraph) -> tuple[int, ...]:
@@ -146,12 +144,9 @@ class _Maximal:
         op, graph = self.graph.ops[i], self.graph
         edges = graph.edges[i]
         return (
-            len(op.operands) == len(edges) == 1
-            and graph.ops[edges[0].source].name in REDUCING
-            and edges[0].own
+            is_scaling(op)
+            and len(edges) == 1
             and not edges[0].view
-            and op.body is not None
-            and all(o.name in _SCALING for o in op.body.ops)
             and graph.succs[edges[0].source] == 1 << i
             and not graph.returned >> edges[0].source & 1
             and group >> edges[0].source & 1 == 1

@@ -59,7 +59,7 @@ def batch_norm(b: Backward) -> Sequence[Tensor | None]:
     ]
 
 
-def _standardised(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
+def standardised(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
     """Standardised elements of `x` over `axes` (biased variance), and 1 / the deviation."""
     centred = x - x.mean(axes, keepdims=True)
     rstd = ((centred * centred).mean(axes, keepdims=True) + epsilon).rsqrt()
@@ -80,9 +80,10 @@ def layer_norm(b: Backward) -> Sequence[Tensor | None]:
     layer = b.op.name == "graph.layer_norm"
     axes = (axis,) if layer else tuple(d for d in range(1, x.rank) if d != axis)
     g = accumulated(b.g)
-    normal, rstd = _standardised(accumulated(x), axes, b.op.number("epsilon"))
+    normal, rstd = standardised(accumulated(x), axes, b.op.number("epsilon"))
+    affine = _affine(b, g, normal, axis)
     dx = _through(_scaled(b, g, gamma, axis), normal, rstd, axes) if b.needed[0] else None
-    return [None if dx is None else dx.cast(x.dtype), *_affine(b, g, normal, axis)]
+    return [None if dx is None else dx.cast(x.dtype), *affine]
 
 
 @gradient("graph.group_norm")
@@ -93,7 +94,7 @@ def group_norm(b: Backward) -> Sequence[Tensor | None]:
     split = channel_groups(x.type, axis, b.op.integer("num_groups"))
     axes = tuple(d for d in range(1, x.rank + 1) if d != axis)
     g = accumulated(b.g)
-    normal, rstd = _standardised(accumulated(x).reshape(*split), axes, b.op.number("epsilon"))
+    normal, rstd = standardised(accumulated(x).reshape(*split), axes, b.op.number("epsilon"))
     dx = None
     if b.needed[0]:
         h = _scaled(b, g, gamma, axis).reshape(*split)
