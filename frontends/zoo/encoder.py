@@ -7,7 +7,7 @@ With its defaults it is the encoder layer of BERT-large that "Data Movement Is A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tilewright.frontends.zoo.writing import NetworkWriter, check_sizes
@@ -60,14 +60,14 @@ def encoder_layer(
 
     def network(z: Tensor) -> Tensor:
         bent = net.activation(net.linear(z, hidden, "up"), activation)
-        return net.linear(net.dropout(bent), width, "down")
+        return net.linear(net.dropout(bent, "hidden dropout"), width, "down")
 
     for scope, part in (("attention", net.attention), ("mlp", network)):
         with net.scope(scope):
             if norm == "post":
-                x = net.layer_norm(x + net.dropout(part(x)), "norm", EPSILON)
+                x = net.layer_norm(net.residual(x, part(x)), "norm", EPSILON)
             else:
-                x = x + net.dropout(part(net.layer_norm(x, "norm", EPSILON)))
+                x = net.residual(x, part(net.layer_norm(x, "norm", EPSILON)))
     return net.module(name, [x])
 
 
@@ -76,33 +76,55 @@ class _Layer(NetworkWriter):
         super().__init__(seed)
         self._heads, self._rate, self._causal, self._joined = heads, rate, causal, joined
 
-    def dropout(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, units: int, name: str) -> Tensor:
+        with self.operator(name):
+            return super().linear(x, units, name)
+
+    def layer_norm(self, x: Tensor, name: str, epsilon: float) -> Tensor:
+        with self.operator(name):
+            return super().layer_norm(x, name, epsilon)
+
+    def dropout(self, x: Tensor, name: str) -> Tensor:
         """Dropout with the layer's rate."""
-        return self.w.op("dropout", x, rate=self._rate) if self._rate else x
+        with self.operator(name):
+            return self.w.op("dropout", x, rate=self._rate) if self._rate else x
+
+    def residual(self, x: Tensor, part: Tensor) -> Tensor:
+        """The sum of what a part reads and gives, some of which is dropped."""
+        kept = self.dropout(part, "dropout")
+        with self.operator("residual"):
+            return x + kept
 
     def activation(self, x: Tensor, kind: str) -> Tensor:
         """max(x, 0), or x / 2 (1 + erf(x / sqrt(2)))."""
-        if kind == "relu":
-            return self.w.op("relu", x)
-        return x * (self.w.op("erf", x * math.sqrt(0.5)) * 0.5 + 0.5)
+        with self.operator("activation"):
+            if kind == "relu":
+                return self.w.op("relu", x)
+            return x * (self.w.op("erf", x * math.sqrt(0.5)) * 0.5 + 0.5)
 
     def attention(self, x: Tensor) -> Tensor:
         """Softmax(q k^T / sqrt(n)) v per head over all tokens, or those up to this one; and a projection."""
         batch, sequence, width = x.shape
         size = width // self._heads
-        if self._joined:
-            whole = self.linear(x, 3 * width, "joined")
-            parts = self.w.ops_of("split", (whole,), indices=(width, 2 * width), axis=-1)
-        else:
-            parts = tuple(self.linear(x, width, part) for part in ("query", "key", "value"))
-        q, k, v = (self._head_parts(part, size) for part in parts)
-        scores = q.matmul(k, transpose_b=True) * (1 / math.sqrt(size))
-        if self._causal:
-            places = self.w.op("arange", stop=sequence, dtype="i32")
-            scores = (places <= places.reshape(sequence, 1)).where(scores, MASKED)
-        mixed = self.dropout(self.w.op("softmax", scores, axis=-1)).matmul(v)
+        q, k, v = (self._head_parts(part, size) for part in self._projections(x))
+        with self.operator("scores"):
+            scores = q.matmul(k, transpose_b=True) * (1 / math.sqrt(size))
+            if self._causal:
+                places = self.w.op("arange", stop=sequence, dtype="i32")
+                scores = (places <= places.reshape(sequence, 1)).where(scores, MASKED)
+        with self.operator("softmax"):
+            weights = self.w.op("softmax", scores, axis=-1)
+        mixed = self.dropout(weights, "weight dropout").matmul(v)
         joined = mixed.transpose(0, 2, 1, 3).reshape(batch, sequence, width)
         return self.linear(joined, width, "project")
+
+    def _projections(self, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values."""
+        width = x.shape[-1]
+        if not self._joined:
+            return [self.linear(x, width, part) for part in ("query", "key", "value")]
+        whole = self.linear(x, 3 * width, "joined")
+        return self.w.ops_of("split", (whole,), indices=(width, 2 * width), axis=-1)
 
     def _head_parts(self, x: Tensor, size: int) -> Tensor:
         batch, sequence, _ = x.shape

@@ -40,6 +40,12 @@ class NetworkWriter:
         finally:
             self._scopes.pop()
 
+    @contextmanager
+    def operator(self, name: str) -> Iterator[None]:
+        """Everything written inside is operator `name` of the scope; names of weights are those of the scope."""
+        with self.w.at(f"zoo:{'.'.join((*self._scopes, name))}"):
+            yield
+
     def input(self, name: str, dtype: str, *shape: int) -> Tensor:
         """A further input of the network."""
         self._inputs.append(Value(TensorType(dtype, shape), hint=name))

@@ -71,6 +71,12 @@ class _Arrays:
             elif not is_view(op):
                 made.update(op.results)
         self.known = made - frozen
+        #: maps and reductions that may be divided: not those whose result keeps its shape
+        self.divided = [
+            op
+            for op in func.body.ops
+            if op.name in _SPLIT and not is_view(op) and frozen.isdisjoint(op.results)
+        ]
         for v in self.known:
             self.steps[v] = steps_of(v.tensor.shape)
         for op in func.body.ops:
@@ -89,11 +95,10 @@ class _Arrays:
 
         Returns an array whose steps no shape has, or None.
         """
-        ops = [op for op in self.func.body.ops if op.name in _SPLIT and not is_view(op)]
         changed = True
         while changed:
             changed = False
-            for op in ops:
+            for op in self.divided:
                 places = self._places(op)
                 for dim, extent in domain(op).items():
                     inner = self.inner(op, dim, extent)
@@ -107,7 +112,7 @@ class _Arrays:
                 return v  # it would have to be copied to have its own shape again
             if not all(b % a == 0 for a, b in pairwise(sorted(self.steps[v]))):
                 return v
-        for op in ops:
+        for op in self.divided:
             for dim, extent in domain(op).items():
                 chain = (*self.inner(op, dim, extent), extent)
                 if not all(b % a == 0 for a, b in pairwise(chain)):
@@ -144,12 +149,10 @@ def steps_of(shape: Sequence[int]) -> _Steps:
 def _split(func: Func, arrays: _Arrays) -> Func:
     """The function with the dimensions of its ops divided, and reshapes where readers need them."""
     writer = _Divider(func)
+    divided = set(arrays.divided)
     for op in func.body.ops:
-        parts: dict[str, tuple[int, ...]] = {}
-        if op.name in _SPLIT and not is_view(op):
-            inner = {d: arrays.inner(op, d, n) for d, n in domain(op).items()}
-            parts = {d: _extents(found, domain(op)[d]) for d, found in inner.items() if found}
-        writer.append(op, parts)
+        inner = {d: arrays.inner(op, d, n) for d, n in domain(op).items()} if op in divided else {}
+        writer.append(op, {d: _extents(found, domain(op)[d]) for d, found in inner.items() if found})
     return writer.function() if writer.changed else func
 
 

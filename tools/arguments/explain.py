@@ -32,6 +32,14 @@ def add_explain(sub: Sub) -> None:
         help="explain the training step of the network with this optimizer (sgd, adamw, ...): what each op "
         "costs in the backward pass, what is saved and what is computed again",
     )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--train")),
+        "--vjp",
+        choices=("f32", "f16", "bf16"),
+        help="explain the network in training with its backward pass, without loss and optimizer: inputs, "
+        "parameters, results and gradients are stored in this type",
+    )
     step = OptionScope(NETWORKS, needs=("--train",))
     p.add_scoped(p, step, "--loss", default="cross_entropy", help="its loss (default cross_entropy)")
     _add_choices(p)

@@ -47,6 +47,7 @@ from tilewright.tools.report.training_costs import training_costs, training_text
 from tilewright.tools.report.wording import hardware_text, weights_text
 from tilewright.training import optim
 from tilewright.training.step import train_step
+from tilewright.training.vjp import vjp
 
 
 def run_explain(a: argparse.Namespace) -> None:
@@ -66,7 +67,7 @@ def run_explain(a: argparse.Namespace) -> None:
         explain_ledger(a)
         return
     if a.operators:
-        _print_operators(load_network(a), a.network, a)
+        _print_operators(_network(a), a.network, a)
         return
     name, facts, called = _saved(a) if Path(a.network).suffix == ".tw" else _lowered(a)
     calls = Counter(called)
@@ -96,12 +97,23 @@ def explain_ledger(a: argparse.Namespace) -> None:
             "layouts": a.layouts,
             "relays": a.relays,
         }
-        with compile_module(load_network(a), target=a.target, **choices, **passes_of(a)) as exe:
+        with compile_module(_network(a), target=a.target, **choices, **passes_of(a)) as exe:
             ledger = _recorded(exe)
     else:
-        lowered = _lowering(load_network(a), a)
+        lowered = _lowering(_network(a), a)
         ledger = modelled_ledger(lowered.thread, lowered.records, lowered.target)
     print(json.dumps(ledger.facts(), indent=1) if a.json else f"{a.network}\n{ledger}")
+
+
+def _network(a: argparse.Namespace) -> Module:
+    """The network that the arguments name, with its backward pass where they say so.
+
+    The partitioner of the paper leaves attention as products and a softmax, whose weights are stored.
+    """
+    if a.vjp is None:
+        return load_network(a)
+    storage = None if a.vjp == "f32" else a.vjp
+    return vjp(load_network(a, training=True), storage=storage, attention=a.partitioner != "maximal")
 
 
 def _is_here(target: str) -> bool:
@@ -126,7 +138,7 @@ def explain_movement(a: argparse.Namespace) -> None:
         tensor, thread = exe.artifact.module("tensor"), exe.artifact.module("thread")
         records: Sequence[KernelRecord] = [KernelRecord.read(k) for k in exe.report()["kernels"]]
     else:
-        lowered = _lowering(load_network(a), a)
+        lowered = _lowering(_network(a), a)
         target, hardware = str(lowered.target), lowered.target.hardware
         tensor, thread, records = lowered.tensor, lowered.thread, lowered.records
     _print_movement(
@@ -210,7 +222,7 @@ def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
 
 def _lowered(a: argparse.Namespace) -> tuple[str, Mapping[str, Any], list[str]]:
     """Target, facts, and the kernel of every launch of a network."""
-    module = load_network(a)
+    module = _network(a)
     lowered = _lowering(module, a)
     calls = [op["callee"] for op in lowered.thread.main.body.ops if op.name == "tensor.call"]
     return (

@@ -10,6 +10,7 @@ from tilewright.compilation.lowering import lower, lower_from
 from tilewright.devices.targets import resolve_target
 from tilewright.frontends import zoo
 from tilewright.ir import InputError, Level, interpret, parse
+from tilewright.passes.analysis.index_sets import is_scaling
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.pipelines import official_stages
 from tilewright.tools.data_movement.fused_encoder import KERNELS
@@ -18,12 +19,17 @@ from tilewright.tools.data_movement.operators import operators_of
 H200 = resolve_target("cuda:sm_90a:h200")
 
 
-def launches_of(module):
-    """The operators of each launch of a module, as the partition leaves them."""
-    stages = official_stages(Level.GRAPH, "cuda", partitioner="maximal").until("place-concats")
-    module = lower_from(module, H200, stages).tensor
+def called_of(module, *without, precision="fp32"):
+    """The kernel of each launch of a module, as the partition leaves them; without: passes that do not run."""
+    stages = official_stages(Level.GRAPH, "cuda", precision, partitioner="maximal")
+    module = lower_from(module, H200, stages.until("place-concats").without(*without)).tensor
     kernels = {f.name: f for f in module.funcs}
-    called = [kernels[op["callee"].name] for op in module.main.body.ops if op.name == "tensor.call"]
+    return [kernels[op["callee"].name] for op in module.main.body.ops if op.name == "tensor.call"]
+
+
+def launches_of(module):
+    """The operators of each launch of a module."""
+    called = called_of(module)
     return [tuple(dict.fromkeys(op.loc.removeprefix("zoo:") for op in f.body.ops[:-1])) for f in called]
 
 
@@ -37,6 +43,88 @@ def test_the_twelve_kernels_are_found(options):
     fused = [sorted(x) for x in launches if not set(x) & products]
     assert sorted(fused) == sorted(map(sorted, KERNELS.values()))
     assert len({name.split()[0] for name in KERNELS}) == 12
+
+
+#: per launch of a published kernel, what it holds of the gradient of `zoo:encoder_layer`: operators by their
+#: places, those that reduce with a plus sign; a prime marks the backward pass
+OF_THE_GRADIENT = {
+    "aib": {"attention.joined"},
+    "sm": {"attention.softmax+", "attention.softmax", "attention.weight dropout"},
+    "bdrln 1": {
+        "attention.project", "attention.dropout", "attention.residual", "attention.norm+", "attention.norm",
+    },
+    "brd": {"mlp.up", "mlp.activation", "mlp.hidden dropout"},
+    "bdrln 2": {"mlp.down", "mlp.dropout", "mlp.residual", "mlp.norm+", "mlp.norm"},
+    "bsb": {"mlp.norm'+", "mlp.norm'"},
+    "blnrd 1": {"mlp.norm'+", "mlp.norm'", "mlp.dropout'"},
+    "bdrb": {"mlp.hidden dropout'", "mlp.activation'", "mlp.up'+", "mlp.up'"},
+    # what comes back to the residual is added where the product's gradient arrives
+    "ebsb": {"mlp.down'+", "mlp.down'", "mlp.up'", "attention.norm'+", "attention.norm'"},
+    "blnrd 2": {"attention.norm'+", "attention.norm'", "attention.dropout'"},
+    "baob": {"attention.project'+", "attention.project'"},
+    "bs": {"attention.weight dropout'", "attention.softmax'+", "attention.softmax'", "attention.scores'"},
+    "baib": {"attention.joined'+", "attention.joined'"},
+    "bei": {"attention.joined'"},
+}  # fmt: skip
+
+
+def gradient_of_the_layer(sizes=""):
+    layer = zoo.build(f"encoder_layer{{projections=joined{sizes}}}")
+    return tw.vjp(layer, storage="f16", attention=False)
+
+
+def fused_launches(kernels):
+    """What each launch without a product holds, in the form of `OF_THE_GRADIENT`."""
+    found = []
+    for f in kernels:
+        ops = f.body.ops[:-1]
+        if all(op.name in ("tensor.map", "tensor.reduce") for op in ops):
+            found.append({op.loc.removeprefix("zoo:") + "+" * (op.name == "tensor.reduce") for op in ops})
+    return found
+
+
+@pytest.mark.parametrize("sizes", ["", ",batch=96,sequence=128"])
+def test_the_derived_gradient_has_the_twelve_kernels(sizes):
+    kernels = called_of(gradient_of_the_layer(sizes), precision="fp16")
+    counter, *fused = sorted(fused_launches(kernels), key=len)
+    assert counter == {""}  # the number of the run, which dropout draws from
+    assert sorted(map(sorted, fused)) == sorted(map(sorted, OF_THE_GRADIENT.values()))
+    assert len(kernels) - len(fused) - 1 == 18
+    for f in kernels:
+        scaled = [op for op in f.body.ops[:-1] if op.name != "tensor.contract"]
+        if len(scaled) < len(f.body.ops) - 1:  # a product takes nothing but scaling and rounding
+            assert all(is_scaling(op) for op in scaled)
+
+
+def test_bsb_reads_the_statistics_of_the_forward_pass():
+    """Norms are computed once: their backward kernels take no mean of the input and no root."""
+    kernels = called_of(gradient_of_the_layer(), precision="fp16")
+    norms = [f for f in kernels if any(op.loc in ("zoo:mlp.norm'", "zoo:attention.norm'") for op in f.body.ops)]
+    assert len(norms) == 4
+    roots = [o.name for f in norms for op in f.body.ops if op.body for o in op.body.ops]
+    assert "scalar.rsqrt" not in roots
+    wide = [v for f in norms for v in f.params if v.tensor.dtype == "f32" and v.tensor.size > 8 * 512]
+    assert wide == []  # nothing of the whole array is stored in float32
+
+
+@pytest.mark.parametrize("left_out", ["expand-norms", "split-viewed-dims", "widen-where-read"])
+def test_each_pass_is_needed_for_the_twelve_kernels(left_out):
+    kernels = called_of(gradient_of_the_layer(), left_out, precision="fp16")
+    fused = sorted(map(sorted, fused_launches(kernels)))
+    assert fused != sorted([[""], *map(sorted, OF_THE_GRADIENT.values())])
+    assert len(kernels) > 33
+
+
+def test_the_kernels_compute_the_gradient():
+    step = gradient_of_the_layer(",batch=2,sequence=6,width=8,heads=2,hidden=16,dropout=0.25")
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((2, 6, 8)).astype(np.float16) for _ in range(2))
+    lowered = lower(step, H200, precision="fp16", partitioner="maximal")
+    exact, _ = tw.interpret_step(step, [x, dy], precision="fp64")
+    state = [step.constants[p.hint] for p in step.main.params[2:]]
+    got = interpret(lowered.tensor, x, dy, *state)
+    for a, b in zip(got, exact, strict=False):  # the state follows the results
+        assert np.linalg.norm(np.float64(a) - b) < 2e-2 * np.linalg.norm(np.float64(b))
 
 
 @pytest.mark.parametrize("tokens", ["last", "first"])
