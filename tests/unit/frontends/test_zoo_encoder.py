@@ -63,6 +63,19 @@ def test_the_layer_is_its_formula(activation, norm, causal):
     np.testing.assert_allclose(got, layer(c, DATA, activation, norm, causal), rtol=1e-7, atol=1e-9)
 
 
+def test_joined_projections_are_the_same_layer():
+    net, joined = (zoo.encoder_layer(**SMALL, projections=p) for p in ("apart", "joined"))
+    c = dict(net.constants.items())
+    parts = ("query", "key", "value")
+    whole = {f"attention.joined.{w}": np.concatenate([c[f"attention.{p}.{w}"] for p in parts])
+             for w in ("kernel", "bias")}  # fmt: skip
+    shared = {n: c[n] for n in joined.parameters if n not in whole}
+    assert len(shared) == len(joined.parameters) - 2
+    (wanted,) = tw.interpret(net, DATA, precision="fp64")
+    (got,) = tw.interpret(joined.with_constants({**joined.constants, **shared, **whole}), DATA, precision="fp64")
+    np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
+
+
 def test_a_step_of_the_layer_trains_all_its_parameters():
     net = zoo.encoder_layer(**SMALL)
     step = tw.train_step(net, "mse", tw.optim.sgd(lr=1.0))
@@ -80,6 +93,7 @@ def test_a_step_of_the_layer_trains_all_its_parameters():
         ("activation=tanh", "expected activation relu or gelu"),
         ("norm=both", "norm post or pre"),
         ("causal=1", "causal true or false"),
+        ("projections=both", "expected projections apart or joined, got 'both'"),
         ("dropout=1.0", "expected a rate of dropout from 0 to less than 1, got 1.0"),
         ("dropout=0.5x", "expected a rate of dropout from 0 to less than 1, got '0.5x'"),
     ],

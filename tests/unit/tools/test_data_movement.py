@@ -129,3 +129,19 @@ def test_bytes_by_the_cut_are_those_of_passes_and_blocks():
     passes = 2 * rows * 4096  # neighbours that overlap are read once per pass
     scale = rows * sector
     assert moved_bytes(parse(THREADS).funcs[0]) == passes + scale + rows * 4096 + 2 * rows * sector
+
+
+SMALL_LAYER = "zoo:encoder_layer{batch=1,sequence=64,width=64,heads=1,hidden=64,projections=joined}"
+
+
+def test_a_network_is_shown_with_its_backward_pass(capsys):
+    shown = ("explain", SMALL_LAYER, "--vjp", "f16", "--precision", "fp16", "--target", "cuda:sm_90a:h200")
+    facts = json.loads(printed(capsys, *shown, "--partitioner", "maximal", "--mue", "--json"))
+    *_, everything = facts["totals"]
+    assert everything["launches"] == 18 + 14 + 1  # products, the published kernels, the number of the run
+    assert {k["part"] for k in facts["kernels"]} == {"forward", "backward"}
+
+
+def test_a_backward_pass_is_that_of_a_network_or_of_its_step(capsys):
+    code, message = refused(capsys, "explain", SMALL_LAYER, "--vjp", "f16", "--train", "sgd")
+    assert code == 2 and "--vjp: expected this option without --train" in message
