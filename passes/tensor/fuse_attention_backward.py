@@ -82,6 +82,7 @@ class _Search:
                 self.readers.setdefault(v, []).append(op)
         self.names: dict[str, tuple[frozenset[str], bool]] = {}
         self.known: dict[str, Func | None] = {}
+        self.together: dict[int, tuple[Op, ...]] = {}  # calls whose results one kernel gives
 
     # -- single sums -----------------------------------------------------------------------------------------
     def _free(self, call: Op | None) -> bool:
@@ -186,19 +187,28 @@ class _Search:
             calls = {id(c): c for c in (*one.calls, *other.calls)}
             ordered = sorted(calls.values(), key=lambda op: self.position[id(op)])
             ends = tuple(sorted((*one.ends, *other.ends), key=lambda op: self.position[id(op)]))
-            if not self._may_move(ends):
+            if self._needs_itself(ordered, ends):
                 continue
             both = self._made(ordered, ends)
             apart = estimate_of(one.chosen) + estimate_of(other.chosen)
             if both is not None and estimate_of(both.chosen) < apart:
+                self.together.update((id(op), ends) for op in ends)
                 return self._joined([both, *(s for s in group if s not in (one, other))])
         return group
 
-    def _may_move(self, ends: Sequence[Op]) -> bool:
-        """Return whether results of all ends may be there no sooner than that of the last one."""
-        last = self.position[id(ends[-1])]
-        readers = (x for op in ends[:-1] for r in op.results for x in self.readers.get(r, ()))
-        return all(self.position[id(x)] > last for x in readers)
+    def _needs_itself(self, calls: Sequence[Op], ends: Sequence[Op]) -> bool:
+        """Return whether one of the calls waits, over other calls, for a result of the kernel made of them."""
+        inside = set(map(id, calls))
+        seen: set[int] = set()
+        todo = [x for op in ends for r in op.results for x in self.readers.get(r, ())]
+        while todo:
+            for op in self.together.get(id(x := todo.pop()), (x,)):
+                if id(op) in inside:
+                    return True
+                if id(op) not in seen:
+                    seen.add(id(op))
+                    todo += [x for r in op.results for x in self.readers.get(r, ())]
+        return False
 
     def pays(self, group: Sequence[_Sums]) -> bool:
         """Return whether the new kernels are clearly faster than the old ones."""
@@ -208,7 +218,9 @@ class _Search:
 
     # -- rewriting -------------------------------------------------------------------------------------------
     def replaced(self, taken: Sequence[_Sums]) -> Module:
-        """The module with the calls of these kernels in place of the old ones, where the last of each was."""
+        """The module with the calls of these kernels in place of the old ones, where the last of each was; what
+        reads a result that was there earlier follows them.
+        """
         module = self.module
         at = {id(s.ends[-1]): s for s in taken}
         gone = {id(c) for s in taken for c in s.calls}
@@ -226,6 +238,21 @@ class _Search:
             elif id(op) not in gone:
                 ops.append(op)
         called = {callee_of(op) for op in ops if op.name == "tensor.call"}
-        main = module.main.with_body(Block(module.main.params, tuple(ops)))
+        main = module.main.with_body(Block(module.main.params, in_order(module.main.params, ops)))
         rest = [main if f is module.main else f for f in module.funcs if f.name in called or f is module.main]
         return module.with_funcs((*kernels, *rest))
+
+
+def in_order(params: Sequence[Value], ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The ops in their order, but for those that read what is made later: they follow it."""
+    made = set(params)
+    ordered: list[Op] = []
+    waiting: list[Op] = []
+    for op in ops:
+        waiting.append(op)
+        while (ready := next((x for x in waiting if made.issuperset(x.operands)), None)) is not None:
+            waiting.remove(ready)
+            ordered.append(ready)
+            made.update(ready.results)
+    assert not waiting, "a call reads what no call makes"
+    return tuple(ordered)
