@@ -1,5 +1,9 @@
 """Products over stacked factors wait for the last of them; those that stack the same are judged together."""
 
+from collections import Counter
+
+import pytest
+
 import tilewright as tw
 from tilewright.ir import parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -62,3 +66,31 @@ def test_all_that_stacks_the_same_values_is_worth_copies_that_one_alone_is_not()
     dense, matmuls, joins = products(layer(gradients=True))
     assert (dense, matmuls) == (1, 2)
     assert joins <= 5
+
+
+ALWAYS = "infer-shapes, cse, dce, sink-reshapes, sum-of-products{always=true}, stack-products{always=true}, cse, dce"
+
+
+def shapes_of_products(kind, projections):
+    """The products of a layer with its backward pass: how often each op has factors of these shapes."""
+    sizes = "batch=2,sequence=16,width=32,heads=2,hidden=48"
+    net = tw.frontends.zoo.build(f"{kind}{{{sizes},projections={projections}}}")
+    step = run_pipeline(tw.vjp(net), Pipeline.parse(ALWAYS), PassContext(target="cuda:sm_90a"))
+    tw.verify(step)
+    rows = {(2, 16): (32,)}  # samples and tokens may be one dimension
+    shapes = []
+    for op in step.main.body.ops:
+        if op.name in ("graph.dense", "graph.matmul"):
+            factors = [v.tensor.shape for v in op.operands]
+            shapes.append((op.name, *(rows.get(s[:2], s[:2]) + s[2:] for s in factors)))
+    return Counter(shapes)
+
+
+@pytest.mark.parametrize("kind", ["encoder_layer", "decoder_layer"])
+def test_projections_of_a_layer_are_one_product_forward_and_backward(kind):
+    """What is found of three projections is what is there where the network joins them by itself."""
+    found, joined = (shapes_of_products(kind, p) for p in ("apart", "joined"))
+    assert found == joined
+    assert found["graph.dense", (32, 32), (96, 32)] == 1  # queries, keys and values
+    assert found["graph.matmul", (32, 96), (96, 32)] == 1  # what comes back to their input
+    assert found["graph.matmul", (32, 96), (32, 32)] == 1  # the gradients by their weights
