@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from tilewright.costmodel.kernels.windows import WindowAxis, image_rows
@@ -89,6 +90,11 @@ class ContractProblem:
         return self.element_bytes * self.groups * elements + self.output_bytes + self.extra_bytes
 
 
+def _repeated(shared: Iterable[tuple[int, int]], neighbours: int) -> float:
+    """Operations that threads with so many neighbours repeat of those that more neighbours would share."""
+    return sum(flops * (1.0 / min(neighbours, n) - 1.0 / n) for n, flops in shared)
+
+
 @dataclass(frozen=True)
 class StreamProblem:
     """A map: bytes in and out, output elements, and operations.
@@ -117,8 +123,7 @@ class StreamProblem:
 
     def flops_beside(self, neighbours: int) -> float:
         """Operations of threads that have so many neighbouring elements each."""
-        again = (flops * (1.0 / min(neighbours, n) - 1.0 / n) for n, flops in self.shared)
-        return self.flops + sum(again)
+        return self.flops + _repeated(self.shared, neighbours)
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,10 @@ class WindowProblem:
 
 @dataclass(frozen=True)
 class RowReduceProblem:
-    """A reduction of every row (softmax, mean, layer normalisation) that reads each row `passes` times."""
+    """A reduction of every row (softmax, mean, layer normalisation) that reads each row `passes` times.
+
+    flops, shared: as of `StreamProblem`.
+    """
 
     rows: int
     row_length: int
@@ -200,6 +208,7 @@ class RowReduceProblem:
     bytes_written: int
     flops: int
     passes: int = 1
+    shared: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops"))
@@ -208,6 +217,10 @@ class RowReduceProblem:
     def compulsory_bytes(self) -> float:
         """All bytes read once and written once; later passes may hit the cache."""
         return float(self.bytes_read + self.bytes_written)
+
+    def flops_beside(self, neighbours: int) -> float:
+        """Operations of threads that have so many neighbouring elements each."""
+        return self.flops + _repeated(self.shared, neighbours)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def choose_row_reduce(problem: RowReduceProblem, hardware: Hardware) -> Paramete
     def seconds(p: RowReduceParameters) -> float:
         share = -(-problem.row_length // (p.threads_per_row * p.vec))
         combine = 8.0 * (p.threads_per_row.bit_length() - 1) + (60.0 if p.threads_per_row > WARP else 0.0)
-        per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+        per_element = 1.0 + problem.flops_beside(p.vec) / (problem.rows * problem.row_length)
         instructions = problem.passes * (share * (2.0 + p.vec * per_element) + combine)
         threads = p.threads_per_row * p.rows_per_block
         return _stream_seconds(

@@ -278,16 +278,30 @@ def _beside(e: Expr) -> bool:
 
 
 def row_problem(kernel: Func) -> RowReduceProblem:
-    """A row kernel: rows and row length of its first reduction, one pass per reduction or stored map."""
+    """A row kernel: rows and row length of its first reduction, one pass per reduction or stored map.
+
+    Of what neighbours share only words that follow from their place count once, as random bits do: what
+    depends on a row alone is in the coefficients of rows, which were fitted with all of it per element.
+    """
     ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
     anchor = next(op for op in ops if op.name in REDUCING)
     rows = max(1, prod(dims(anchor, "par").values()))
     length = max(1, prod(dims(anchor, "red").values()))
     outputs = set(_outputs(kernel))
     passes = sum(1 for op in ops if op.name in REDUCING or set(op.results) & outputs)
-    work = sum(len(op.body.ops) - 1 for op in ops if op.body is not None)
+    work = float(sum(len(op.body.ops) - 1 for op in ops if op.body is not None))
+    words: Counter[int] = Counter()
+    for op in ops:
+        if op.body is not None and any(o.name == "scalar.index" for o in op.body.ops):
+            words.update(shared_work(op))
+            work -= len(free_ops(op))
+    work -= sum(n - n / neighbours for neighbours, n in words.items())
     written = sum(v.tensor.nbytes for v in outputs)
-    return RowReduceProblem(rows, length, traffic(kernel) - written, written, work * rows * length, passes)
+    points = rows * length
+    shared = tuple(sorted((neighbours, n * points) for neighbours, n in words.items()))
+    return RowReduceProblem(
+        rows, length, traffic(kernel) - written, written, int(max(0.0, work) * points), passes, shared
+    )
 
 
 def line_problem(kernel: Func, op: Op) -> LineProblem:

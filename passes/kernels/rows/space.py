@@ -107,7 +107,7 @@ def _seconds(
     steps = _steps(problem, access, p.threads_per_row, vec)
     groups = problem.rows // vec if access.across else problem.rows
     blocks = -(-groups // p.rows_per_block)
-    per_element = 1.0 + problem.flops / (problem.rows * problem.row_length)
+    per_element = 1.0 + problem.flops_beside(vec) / (problem.rows * problem.row_length)
     warps_per_row = p.threads_per_row // WARP
     exchanges = (p.threads_per_row if access.across else min(p.threads_per_row, WARP)).bit_length() - 1
     barriers = exchanges if access.across else int(warps_per_row > 1)

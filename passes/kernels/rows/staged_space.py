@@ -81,7 +81,7 @@ def _seconds(
     tile_bytes = p.rows_per_block * length * element_bytes
     copies = -(-p.rows_per_block * length // (lanes * threads)) * min(walks, 2)
     steps = -(-length // (p.threads_per_row * vec))
-    per_element = 1.0 + problem.flops / (problem.rows * length)
+    per_element = 1.0 + problem.flops_beside(vec) / (problem.rows * length)
     merged = max(1, walks - 1)
     exchanges = merged * (min(p.threads_per_row, WARP).bit_length() - 1)
     barriers = min(walks, 3) + merged * int(p.threads_per_row > WARP)
