@@ -42,7 +42,7 @@ class NetworkWriter:
 
     @contextmanager
     def operator(self, name: str) -> Iterator[None]:
-        """Everything written inside is operator `name` of the scope; names of weights are those of the scope."""
+        """Everything written inside is operator `name` of the scope, which names of weights do not have."""
         with self.w.at(f"zoo:{'.'.join((*self._scopes, name))}"):
             yield
 

@@ -197,7 +197,7 @@ class _Search:
         return group
 
     def _needs_itself(self, calls: Sequence[Op], ends: Sequence[Op]) -> bool:
-        """Return whether one of the calls waits, over other calls, for a result of the kernel made of them."""
+        """Return whether one of the calls waits, over others, for a result of the kernel made of them."""
         inside = set(map(id, calls))
         seen: set[int] = set()
         todo = [x for op in ends for r in op.results for x in self.readers.get(r, ())]
@@ -218,8 +218,9 @@ class _Search:
 
     # -- rewriting -------------------------------------------------------------------------------------------
     def replaced(self, taken: Sequence[_Sums]) -> Module:
-        """The module with the calls of these kernels in place of the old ones, where the last of each was; what
-        reads a result that was there earlier follows them.
+        """The module with the calls of these kernels in place of the old ones, where the last of each was.
+
+        What reads a result that was there earlier follows them.
         """
         module = self.module
         at = {id(s.ends[-1]): s for s in taken}

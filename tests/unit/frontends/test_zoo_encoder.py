@@ -72,7 +72,8 @@ def test_joined_projections_are_the_same_layer():
     shared = {n: c[n] for n in joined.parameters if n not in whole}
     assert len(shared) == len(joined.parameters) - 2
     (wanted,) = tw.interpret(net, DATA, precision="fp64")
-    (got,) = tw.interpret(joined.with_constants({**joined.constants, **shared, **whole}), DATA, precision="fp64")
+    joined = joined.with_constants({**joined.constants, **shared, **whole})
+    (got,) = tw.interpret(joined, DATA, precision="fp64")
     np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
 
 

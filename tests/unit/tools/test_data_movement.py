@@ -144,4 +144,5 @@ def test_a_network_is_shown_with_its_backward_pass(capsys):
 
 def test_a_backward_pass_is_that_of_a_network_or_of_its_step(capsys):
     code, message = refused(capsys, "explain", SMALL_LAYER, "--vjp", "f16", "--train", "sgd")
-    assert code == 2 and "--vjp: expected this option without --train" in message
+    assert code == 2
+    assert "--vjp: expected this option without --train" in message

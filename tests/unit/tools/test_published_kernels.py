@@ -20,7 +20,7 @@ H200 = resolve_target("cuda:sm_90a:h200")
 
 
 def called_of(module, *without, precision="fp32"):
-    """The kernel of each launch of a module, as the partition leaves them; without: passes that do not run."""
+    """The kernel of each launch of a module after the partition; without: passes that do not run."""
     stages = official_stages(Level.GRAPH, "cuda", precision, partitioner="maximal")
     module = lower_from(module, H200, stages.until("place-concats").without(*without)).tensor
     kernels = {f.name: f for f in module.funcs}
@@ -96,10 +96,18 @@ def test_the_derived_gradient_has_the_twelve_kernels(sizes):
             assert all(is_scaling(op) for op in scaled)
 
 
+def test_a_decoder_layer_has_as_many_kernels():
+    """Masks, another activation and norms before the parts need no passes of their own."""
+    layer = zoo.build("decoder_layer{projections=joined}")
+    kernels = called_of(tw.vjp(layer, storage="f16", attention=False), precision="fp16")
+    assert (len(kernels), len(fused_launches(kernels))) == (33, 15)
+
+
 def test_bsb_reads_the_statistics_of_the_forward_pass():
     """Norms are computed once: their backward kernels take no mean of the input and no root."""
     kernels = called_of(gradient_of_the_layer(), precision="fp16")
-    norms = [f for f in kernels if any(op.loc in ("zoo:mlp.norm'", "zoo:attention.norm'") for op in f.body.ops)]
+    places = ("zoo:mlp.norm'", "zoo:attention.norm'")
+    norms = [f for f in kernels if any(op.loc in places for op in f.body.ops)]
     assert len(norms) == 4
     roots = [o.name for f in norms for op in f.body.ops if op.body for o in op.body.ops]
     assert "scalar.rsqrt" not in roots

@@ -68,7 +68,10 @@ def test_all_that_stacks_the_same_values_is_worth_copies_that_one_alone_is_not()
     assert joins <= 5
 
 
-ALWAYS = "infer-shapes, cse, dce, sink-reshapes, sum-of-products{always=true}, stack-products{always=true}, cse, dce"
+ALWAYS = (
+    "infer-shapes, cse, dce, sink-reshapes, sum-of-products{always=true}, stack-products{always=true}, "
+    "cse, dce"
+)
 
 
 def shapes_of_products(kind, projections):

@@ -1,4 +1,4 @@
-"""Gradients of keys and values are one kernel, also where a product reads the one before the other is there."""
+"""Gradients of keys and values are one kernel, also where the one is read before the other is there."""
 
 import numpy as np
 import pytest

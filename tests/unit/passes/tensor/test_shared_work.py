@@ -81,7 +81,7 @@ def test_points_of_a_vector_read_their_groups_mean_together(index, gathers):
 
 
 def dropped_softmax(dropped):
-    """The kernel of a softmax of 65,536 rows of 512 numbers in 16 bits, with the mask of a dropout or without."""
+    """The kernel of a softmax of 65,536 rows of 512 numbers in 16 bits, dropped or not."""
     shape = "[65536, 512]"
     text = f"""module @m {{ graph.func @main(%x: f16{shape}, %s: u32[2], %t: u32[], %n: u16[], %z: f16[])
       -> f16{shape} {{
