@@ -8,8 +8,7 @@ from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.passes.analysis.backward_pass import forward_ops
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.gradients.registry import accumulated
-from tilewright.passes.graph.gradients.rules.normalisation import standardised
+from tilewright.passes.graph.gradients.registry import accumulated, standardised
 from tilewright.passes.rewriting.values import replace_in_op
 
 _NORMS = frozenset({"graph.layer_norm", "graph.instance_norm", "graph.group_norm"})

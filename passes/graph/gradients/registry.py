@@ -93,3 +93,10 @@ def summed_to(g: Tensor, shape: Sequence[int]) -> Tensor:
 def accumulated(x: Tensor) -> Tensor:
     """`x` in the dtype in which sums of its elements are held: 16-bit floats as float32."""
     return x.cast(accumulator_dtype(x.dtype))
+
+
+def standardised(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
+    """Standardised elements of `x` over `axes` (biased variance), and 1 / the deviation."""
+    centred = x - x.mean(axes, keepdims=True)
+    rstd = ((centred * centred).mean(axes, keepdims=True) + epsilon).rsqrt()
+    return centred * rstd, rstd

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.graph_code import Tensor
 from tilewright.ir.graph_ops.normalisation import channel_groups
-from tilewright.passes.graph.gradients.registry import Backward, accumulated, gradient
+from tilewright.passes.graph.gradients.registry import Backward, accumulated, gradient, standardised
 
 
 def _others(rank: int, axis: int) -> tuple[int, ...]:
@@ -57,13 +57,6 @@ def batch_norm(b: Backward) -> Sequence[Tensor | None]:
         None if result is None or not needed else result.cast(dtype)
         for result, needed in zip(results, b.needed, strict=True)
     ]
-
-
-def standardised(x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
-    """Standardised elements of `x` over `axes` (biased variance), and 1 / the deviation."""
-    centred = x - x.mean(axes, keepdims=True)
-    rstd = ((centred * centred).mean(axes, keepdims=True) + epsilon).rsqrt()
-    return centred * rstd, rstd
 
 
 def _through(h: Tensor, normal: Tensor, rstd: Tensor, axes: Sequence[int]) -> Tensor:
