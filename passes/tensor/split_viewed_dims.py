@@ -63,14 +63,14 @@ class _Arrays:
         for op in func.body.ops:
             if is_view(op):
                 self.root[op.result] = self.root.get(op.operands[0], op.operands[0])
-        made: set[Value] = set()
+        made: list[Value] = []
         products: set[Value] = set()  # results of other ops, scaled or not
         for op in func.body.ops:
             if op.name not in _SPLIT or (is_scaling(op) and op.operands[0] in products):
                 products.update(op.results)
             elif not is_view(op):
-                made.update(op.results)
-        self.known = made - frozen
+                made += [r for r in op.results if r.tensor.size and r not in frozen]
+        self.known = dict.fromkeys(made)  # in the order of the program
         #: maps and reductions that may be divided: not those whose result keeps its shape
         self.divided = [
             op
@@ -85,6 +85,7 @@ class _Arrays:
             for v in op.operands:
                 if self.source(v) in self.known:
                     self.steps[self.source(v)] |= steps_of(v.tensor.shape)
+        self.places = {op: self._places(op) for op in self.divided}
 
     def source(self, v: Value) -> Value:
         """The array that a value is a reshape of."""
@@ -99,7 +100,7 @@ class _Arrays:
         while changed:
             changed = False
             for op in self.divided:
-                places = self._places(op)
+                places = self.places[op]
                 for dim, extent in domain(op).items():
                     inner = self.inner(op, dim, extent)
                     for v, step in places.get(dim, ()):
@@ -116,13 +117,13 @@ class _Arrays:
             for dim, extent in domain(op).items():
                 chain = (*self.inner(op, dim, extent), extent)
                 if not all(b % a == 0 for a, b in pairwise(chain)):
-                    return self._places(op)[dim][0][0]
+                    return self.places[op][dim][0][0]
         return None
 
     def inner(self, op: Op, dim: str, extent: int) -> tuple[int, ...]:
         """The products of the last extents that a dimension of an op is divided into, ascending."""
         found: set[int] = set()
-        for v, step in self._places(op).get(dim, ()):
+        for v, step in self.places[op].get(dim, ()):
             found.update(s // step for s in self.steps[v] if step < s < step * extent and not s % step)
         return tuple(sorted(found))
 
