@@ -24,23 +24,24 @@ LEAST_RUN_BYTES = SECTOR_BYTES
 def channels_last_orders(func: Func) -> dict[Value, Order]:
     """The channels-last order of every value that may change its order and has another one now.
 
-    Channels are the dimensions that a contraction gives its result beyond those of its first operand, and
-    whatever later ops index with them. Parameters, constants, returned values and whatever an op without
+    Channels are the dimensions that a contraction gives its result beyond those of its first operand, in the
+    order in which the second one has them, and whatever later ops index with them; where the operands of an
+    op differ in them, those of all. Parameters, constants, returned values and whatever an op without
     iteration domain touches keep their order; so do values whose new order would be the same in memory.
     """
     fixed = {*func.params, *func.body.ops[-1].operands}
     for op in func.body.ops:
         if op.name not in STRUCTURED:
             fixed |= {*op.operands, *op.results}
-    channels: dict[Value, frozenset[int]] = {}
+    channels: dict[Value, tuple[int, ...]] = {}
     orders: dict[Value, Order] = {}
     for op in func.body.ops:
         if op.name not in STRUCTURED:
             continue
-        own_channels = _channels(op, channels)
+        own_channels = _channels(op, channels, orders)
         channels.update(dict.fromkeys(op.results, own_channels))
         shape = op.results[0].tensor.shape
-        order = tuple(sorted(range(len(shape)), key=lambda axis: axis in own_channels))
+        order = (*(axis for axis in range(len(shape)) if axis not in own_channels), *own_channels)
         if not fixed & set(op.results) and _moves(order, shape):
             orders.update(dict.fromkeys(op.results, order))
     return orders
@@ -117,20 +118,30 @@ def _order_of(copies: Sequence[Op], rank: int) -> Order | None:
     return next((o for o in orders if all(stays_view(op, o, None) for op in copies)), None)
 
 
-def _channels(op: Op, known: Mapping[Value, frozenset[int]]) -> frozenset[int]:
-    """Axes of an op's results that are channels."""
+def _channels(
+    op: Op, known: Mapping[Value, tuple[int, ...]], orders: Mapping[Value, Order]
+) -> tuple[int, ...]:
+    """Axes of an op's results that are channels, the innermost one last."""
+    par = list(dims(op, "par"))
     if op.name == "tensor.contract":
-        a, b = ({d for e in at for d in symbols(e)} for at in reads(op)[:2])
-        own = [d for d in dims(op, "par") if d in b]
-        named = [d for d in own if d not in a] or own
-    else:
-        named = [
-            d
-            for v, at in zip(op.operands, reads(op), strict=True)
-            for axis in known.get(v, ())
-            for d in symbols(at[axis])
-        ]
-    return frozenset(i for i, d in enumerate(dims(op, "par")) if d in named)
+        places = [reordered(at, orders.get(v)) for v, at in zip(op.operands, reads(op), strict=True)]
+        a, b = ([d for e in at for d in symbols(e)] for at in places[:2])
+        # Columns lie as the second factor has them: those of all phases of a stride, of each the channels.
+        own = [d for d in dict.fromkeys(b) if d in par]
+        return tuple(par.index(d) for d in [d for d in own if d not in a] or own)
+    given: list[tuple[int, ...]] = []
+    for v, at in zip(op.operands, reads(op), strict=True):
+        channels = known.get(v, ())
+        # A row of an image that phases of a stride make up is no channel, though its phase lies among them.
+        others = {d for axis, e in enumerate(at) if axis not in channels for d in symbols(e)}
+        named = [d for axis in channels for d in symbols(at[axis]) if d in par and d not in others]
+        axes = dict.fromkeys(map(par.index, named))
+        same = at == tuple(map(Sym, par))
+        given += [tuple(axes if same else sorted(axes))] if axes else []
+    # What was one dimension of channels and bands (a flat image) has both for channels where it is taken
+    # apart again; of these, channels are what the other operands know as such.
+    common = [axis for axis in given[0] if all(axis in axes for axes in given)] if given else []
+    return tuple(common or dict.fromkeys(axis for axes in given for axis in axes))
 
 
 def _moves(order: Order, shape: Sequence[int]) -> bool:
