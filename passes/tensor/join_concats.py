@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilewright.costmodel import Hardware, load_hardware
 from tilewright.ir import (
     Builder,
     Expr,
@@ -43,13 +44,14 @@ def join_concats(func: Func, ctx: PassContext) -> Func:
 
     A concatenation that begins with all pieces of another one is a join of that one and the rest, so that a
     block of layers that each append to what they read shares one array. A map moves to the pieces where
-    nothing else reads the join. What is a result of the network or a piece already is written twice by the
-    kernel that makes it. At most one piece may need a kernel that copies it (an input, a constant), beside
-    those that come from other ranks.
+    nothing else reads the join, and of pieces that lie in other joins, too, where it reads the join alone and
+    writing it takes less time than a launch. What is a result of the network or a piece already is written
+    twice by the kernel that makes it. At most one piece may need a kernel that copies it (an input, a
+    constant), beside those that come from other ranks.
     """
     if func.name != "main" or any(op.name in ("tensor.call", "tensor.join") for op in func.body.ops):
         return func
-    return _Joiner(func).run()
+    return _Joiner(func, ctx.hardware or load_hardware(ctx.target)).run()
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Concat:
 
 
 class _Joiner:
-    def __init__(self, func: Func) -> None:
-        self.func = func
+    def __init__(self, func: Func, hardware: Hardware) -> None:
+        self.func, self.hardware = func, hardware
         self.readers: dict[Value, int] = {}
         for op in func.body.ops:
             for v in dict.fromkeys(op.operands):
@@ -207,7 +209,7 @@ class _Joiner:
         if any(o is None or o.name not in STRUCTURED or is_view(o) for o in owners):
             return None
         # Pieces of several concatenations would be kept for each of them.
-        if any(self.joined.get(v, 0) > 1 for v in join.operands):
+        if any(self.joined.get(v, 0) > 1 for v in join.operands) and not self._launch_takes_longer(op):
             return None
         if any(v.tensor.shape != extents for v, (_, extents) in zip(join.operands, boxes, strict=True)):
             return None
@@ -222,6 +224,14 @@ class _Joiner:
         new = replace(join, operands=tuple(m.result for m in maps), results=op.results, loc=op.loc)
         self.producers.update((m.result, m) for m in maps)
         return [*b.ops, *maps, self._recorded(new)]
+
+    def _launch_takes_longer(self, op: Op) -> bool:
+        """Return whether a map that reads nothing but a join takes longer to launch than to write once more.
+
+        Gates of a recurrence that are joined for two products, and rounded for one of them, are such joins.
+        """
+        written_s = op.result.tensor.nbytes / self.hardware.dram_bytes_per_s
+        return len(op.operands) == 1 and written_s < self.hardware.stream.boundary_s
 
     def _part(self, b: Builder, op: Op, v: Value, piece: Value, at: tuple[int, ...]) -> Value | None:
         """The part of the constant `v` that a map of a join reads for one piece; None for other values.
