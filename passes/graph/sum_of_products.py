@@ -23,7 +23,8 @@ def sum_of_products(func: Func, ctx: PassContext, *, always: bool = False) -> Fu
         -->   %0 = graph.concatenate(%a, %c, axis = 0); %1 = graph.concatenate(%b, %d, axis = 0);
               %2 = graph.matmul(%0, %1, transpose_a = true)
 
-    So is what comes back from queries, keys and values, which are products of one input: a stacked sum. Only
+    So is what comes back from queries, keys and values, which are products of one input: a stacked sum, and a
+    sum of sums over dimensions, such as the gradient of a bias that is added at every step. Only
     functions with a backward pass have such sums. They are rewritten where the estimate of the product
     and of both copies is not above that of the products and additions; what joins in place later takes less.
     always: whatever the estimates say.
@@ -55,7 +56,11 @@ class _Sum:
     @property
     def factors(self) -> list[frozenset[Value]]:
         """What each of the products would join: first factors, and second ones."""
-        return [frozenset(p.operands[k] for p in group) for group in self.merged for k in (0, 1)]
+        return [
+            frozenset(p.operands[k] for p in group)
+            for group in self.merged
+            for k in range(len(group[0].operands))
+        ]
 
 
 def joined_values(func: Func) -> list[list[frozenset[Value]]]:
@@ -74,9 +79,13 @@ def _sums_of(func: Func) -> Iterator[_Sum]:
         taken.update(additions)
         groups: dict[object, list[Op]] = defaultdict(list)
         for leaf in leaves:
-            product = made_by.get(leaf)
-            if product is not None and uses[leaf] == 1 and _is_product(product):
-                groups[product.attrs].append(product)
+            made = made_by.get(leaf)
+            if made is None or uses[leaf] != 1:
+                continue
+            if _is_product(made):
+                groups[made.attrs].append(made)
+            elif _summed_axis(made) >= 0:
+                groups[made.attrs, made.operands[0].type].append(made)
         merged = [g for g in groups.values() if len(g) > 1]
         if merged:
             yield _Sum(op, leaves, additions, merged)
@@ -138,13 +147,27 @@ def _is_product(op: Op) -> bool:
     return op.name == "graph.matmul" and op.result.tensor.rank == 2
 
 
+def _summed_axis(op: Op) -> int:
+    """The first dimension that a sum is over; -1 of other ops, and of sums that name none."""
+    axes = op["axis"] if op.name == "graph.sum" else ()
+    if not isinstance(axes, tuple) or not axes or not isinstance(axes[0], int):
+        return -1
+    return axes[0] % op.operands[0].tensor.rank
+
+
 def _joined(b: Builder, products: Sequence[Op]) -> Value:
-    """One product over what all sum over: rows of a first factor that is transposed, else columns."""
+    """One product over what all sum over: rows of a first factor that is transposed, else columns.
+
+    Of sums over dimensions, one sum over the first of these, along which their operands are joined.
+    """
     first = products[0]
-    axes = (0 if first["transpose_a"] else 1, 1 if first["transpose_b"] else 0)
+    if _is_product(first):
+        axes: tuple[int, ...] = (0 if first["transpose_a"] else 1, 1 if first["transpose_b"] else 0)
+    else:
+        axes = (_summed_axis(first),)
     joined = [
         b.emit("graph.concatenate", [p.operands[k] for p in products], {"axis": axis})[0]
         for k, axis in enumerate(axes)
     ]
-    (result,) = b.emit("graph.matmul", joined, dict(first.attrs))
+    (result,) = b.emit(first.name, joined, dict(first.attrs))
     return result
