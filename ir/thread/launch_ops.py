@@ -15,8 +15,12 @@ from tilewright.ir.types import Type
 
 WAIT, RELEASE = "thread.wait_for_launches", "thread.release_dependents"
 PREFETCH = "thread.prefetch"
-#: attribute of a thread-level function: positions of the parameters that no launch ever writes
+#: attribute of a thread-level function: positions of the parameters that no launch writes which may still run
+#: when this one starts
 CONSTANT_PARAMS = "constant_params"
+#: attribute of a thread-level function, true where it asks for what settled launches wrote before it waits
+#: for others, and leaves room beside its blocks for those of the launches that depend on it
+EARLY_FACTORS = "early_factors"
 #: the attribute of a kernel with pairs (read, written) of parameters that callers may give as one buffer
 OVERWRITES = "overwrites"
 #: the attribute of a kernel with pairs (read, written) of parameters that callers must give as one buffer
@@ -73,7 +77,7 @@ def releases_dependents(func: Func) -> bool:
 
 
 def constant_params(func: Func) -> tuple[int, ...]:
-    """Positions of the parameters that no launch ever writes, as `constant_params` lists them."""
+    """Positions of the parameters that no launch writes any more, as `constant_params` lists them."""
     listed = func.get(CONSTANT_PARAMS, ())
     return tuple(i for i in listed if type(i) is int) if isinstance(listed, tuple) else ()
 

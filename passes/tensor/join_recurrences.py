@@ -13,7 +13,12 @@ from tilewright.passes.kernels.resident.choice import choose_resident
 from tilewright.passes.kernels.resident_tiles.choice import choose_resident_tiles
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import (
+    callee_of,
+    joinable_kernels,
+    merged,
+    reshapes_filled,
+)
 from tilewright.passes.tensor.chains.recurrences import Recurrence, parts_of, recurrences
 
 #: the kernel is taken where its estimate is below this share of those of its steps
@@ -120,11 +125,6 @@ def _with_facts(module: Module, facts: Sequence[Pairs]) -> Module:
         return module
     main = module.main.with_attrs(**{RECURRENCES: (*before, *new)})
     return module.with_funcs(tuple(main if f is module.main else f for f in module.funcs))
-
-
-def joinable_kernels(module: Module) -> dict[str, Func]:
-    """Kernels about which no other pass has decided anything that would be lost, by name."""
-    return {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
 
 
 def joined(

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from tilewright.ir.nodes import Func, Level, Module, Op, Value, walk
 from tilewright.ir.thread.launch_ops import (
     CONSTANT_PARAMS,
+    EARLY_FACTORS,
     PREFETCH,
     WAIT,
     releases_dependents,
     waits_for_launches,
 )
 from tilewright.ir.types import TensorType
-from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.analysis.constant_params import constant_positions, settled_positions
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 
@@ -36,17 +37,21 @@ def overlap_launches(module: Module, ctx: PassContext) -> Module:
     end. What uses them comes after it, so that nothing stalls earlier.
 
     `constant_params` are the parameters that every call in @main gives a constant: nothing writes them while
-    the network runs. Dependents start when the last block of a kernel ends, unless `relay-launches` lets
-    them start earlier.
+    the network runs. Those of kernels with `early_factors` are also what settled launches wrote, which have
+    ended before this one may start. Dependents start when the last block of a kernel ends, unless
+    `relay-launches` lets them start earlier.
     """
     if not starts_early(ctx.target):
         return module
     constants = constant_positions(module)
-    return module.with_funcs(
-        tuple(
-            _overlapping(f, constants.get(f.name, ())) if f.level is Level.THREAD else f for f in module.funcs
-        )
-    )
+    settled = settled_positions(module)
+    funcs: list[Func] = []
+    for f in module.funcs:
+        known = constants.get(f.name, ())
+        if f.get(EARLY_FACTORS):
+            known = tuple(sorted({*known, *settled.get(f.name, ())}))
+        funcs.append(_overlapping(f, known) if f.level is Level.THREAD else f)
+    return module.with_funcs(tuple(funcs))
 
 
 def starts_early(target: str) -> bool:

@@ -16,6 +16,7 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, walk
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.thread.launch_ops import (
+    EARLY_FACTORS,
     PREFETCH,
     RELEASE,
     WAIT,
@@ -59,11 +60,14 @@ def relay_launches(
     fit, `never` none. Registers are known once kernels are compiled, and are checked then.
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
-    than two launches are on the GPU; `first` at once. Prefetches that pay only in kernels which start early
-    are dropped from all others. Where the weights of a network leave the L2, kernels that start early also
-    prefetch constants that they ask for later, such as what an epilogue adds, as far as that takes a thread
-    no more than a line.
+    than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what
+    stands above the launches that these wait for must have ended. Prefetches that pay only in kernels which
+    start early are dropped from all others. Where the weights of a network leave the L2, kernels that start
+    early also prefetch constants that they ask for later, such as what an epilogue adds, as far as that takes
+    a thread no more than a line.
     """
+    if any(f.get(EARLY_FACTORS) for f in module.funcs):
+        release = "after-wait"
     releasing: set[str] = set()
     started: set[str] = set()
     launches = any(f.name == "main" for f in module.funcs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import Expr, Func, Sym, Value
+from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M, MMA_N
 from tilewright.ir.simplify import simplify
@@ -85,11 +85,23 @@ def tiles_view(kernel: Func) -> TilesView | str:
     kept = list(dict.fromkeys(v for v in states if v in made))
     if not kept:
         return "no product reads what another one gives"
-    shape, returned = kept[0].tensor.shape, kernel.body.ops[-1].operands
+    shape = kept[0].tensor.shape
     tiled = len(shape) == 2 and not any(n % MMA_M for n in shape)
     if not tiled or any(v.tensor.shape != shape for v in states):
         return f"the state {kept[0].type} is no matrix of whole tiles of {MMA_M} x {MMA_M} in every step"
     rows, units = shape
+    return view_by_units(kernel, [(op, n) for op, n in vectors if isinstance(n, int)], kept, rows, units)
+
+
+def view_by_units(
+    kernel: Func, vectors: Sequence[tuple[Op, int]], kept: Sequence[Value], rows: int, units: int
+) -> TilesView | str:
+    """The view of a kernel whose results, and values `kept` in blocks, are matrices of rows of units.
+
+    vectors: its products, each with the position of the operand that is the state. A clause where units need
+    what they cannot have.
+    """
+    returned = kernel.body.ops[-1].operands
     for v in (*kept, *returned):
         if not 0 < len(owned(v, units, rows)) <= MOST_OWNED:
             return f"{v.type} is no matrix of {rows} rows of {units} units"
@@ -99,11 +111,11 @@ def tiles_view(kernel: Func) -> TilesView | str:
             fault = walk.follow(v, at)
             if fault:
                 return fault
-    view = walk.view([(op, n) for op, n in vectors if isinstance(n, int)], kept, returned)
+    view = walk.view(vectors, kept, returned)
     if isinstance(view, str):
         return view
-    fault = _fault(view)
-    return fault or TilesView(view, rows, kept[0].tensor.dtype, tuple(walk.operations))
+    dtype = vectors[0][0].operands[vectors[0][1]].tensor.dtype
+    return _fault(view) or TilesView(view, rows, dtype, tuple(walk.operations))
 
 
 def _fault(view: ResidentView) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from tilewright.ir import Block, Expr, Func, Level, Op, Ref, TensorType, Type, Value
+from tilewright.ir import Block, Expr, Func, Level, Module, Op, Ref, TensorType, Type, Value
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import row_major_offset
@@ -17,6 +17,11 @@ def callee_of(call: Op) -> str:
     ref = call["callee"]
     assert isinstance(ref, Ref)
     return ref.name
+
+
+def joinable_kernels(module: Module) -> dict[str, Func]:
+    """Kernels about which no other pass has decided anything that would be lost, by name."""
+    return {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
 
 
 def merged(

@@ -1,0 +1,207 @@
+"""Lowers a product with the gates of its units: parts of sums in fragments, then threads that own elements.
+
+A block has some rows of the state and the weights of some units, all of both in shared memory at once. Each
+set of warps adds a part of every sum and leaves it in shared memory. Behind one barrier threads own elements
+of units: they add the parts of the columns that these need and compute the maps, neighbours side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.ir import Expr, Func, InputError, Sym, Value
+from tilewright.ir.expr import substitute
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES, WARP
+from tilewright.ir.simplify import simplify
+from tilewright.ir.tensor.ops import dims
+from tilewright.ir.thread.launch_ops import EARLY_FACTORS
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.gated.parameters import GatedParameters, gated_parameters
+from tilewright.passes.kernels.gated.view import gated_view
+from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, map_operands, owned
+from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
+from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
+from tilewright.passes.kernels.writing.writer import Mask, Writer
+
+#: rows of a tile of sums that one of a lane's two registers stands for
+_HALF = MMA_M // 2
+#: copies of a thread that are written out one after the other, at most
+_MOST_COPIES = 32
+
+
+def lower_gated(kernel: Func) -> Func:
+    """The thread-level function of a product and the maps that combine its columns.
+
+    rewrite:  %g = contract(%h, %w); %s = map(%g, %g, %x, reads = [[i, u], [i, u + 512], ...])
+        -->   weights, then rows of the state to shared memory; fragments, mma; parts of sums to shared
+              memory; per element of a unit: its sums, the maps, its results
+
+    Weights are asked for first: where nothing that the kernel waits for writes them, they are on their way
+    before that has ended.
+    """
+    view = gated_view(kernel)
+    if isinstance(view, str):
+        raise InputError(f"expected a product with gates of units: {view}", where=f"@{kernel.name}")
+    p = gated_parameters(kernel, view)
+    w = Writer(kernel, p.threads(), (p.blocks(view), 1, 1))
+    func = _Lowering(w, view, p).lowered()
+    return func.with_attrs(**{EARLY_FACTORS: True})
+
+
+class _Lowering:
+    def __init__(self, w: Writer, view: TilesView, p: GatedParameters) -> None:
+        self.w, self.view, self.p = w, view, p
+        self.lanes = VECTOR_BYTES // itemsize(view.dtype)
+        warp, self.lane = Sym("tid") // WARP, w.simple(Sym("tid") % WARP)
+        self.set, self.group = w.simple(warp // p.groups()), w.simple(warp % p.groups())
+        across = view.units // p.units
+        self.first_row = w.simple(Sym("bid.x") // across * p.rows)
+        self.first_unit = w.simple(Sym("bid.x") % across * p.units)
+        self.ranges = {UNIT: (0, view.units - 1), ROW: (0, view.rows - 1)}
+        (self.product,) = view.products
+        self.known: dict[tuple[Value, Index, int], Value] = {}
+
+    def lowered(self) -> Func:
+        """The whole kernel."""
+        w, p, view = self.w, self.p, self.view
+        weights = self._weights()
+        state = w.alloc((p.rows, view.length), view.dtype, "shared", "state", swizzled=True)
+        self._copy(w.inputs[self.product.state], (self.first_row, 0), state)
+        w.b.do("thread.async_commit")
+        for elements in view.of_row.read:
+            for v, at in elements:
+                for point in range(p.points()):
+                    self._value(v, at, point)
+        w.b.do("thread.async_wait", pending=0)
+        w.b.do("thread.barrier")
+        self._sums(self._multiplied(state, weights))
+        for v in dict.fromkeys(v for v, _ in view.of_row.ready):
+            with w.b.at(w.producers[v].loc):
+                for at in owned(v, view.units, view.rows):
+                    for point in range(p.points()):
+                        value = self._value(v, at, point)
+                        w.store(value, w.outputs[v], self._placed(at, point), self._mask(point))
+        return w.finish()
+
+    # -- elements --------------------------------------------------------------------------------------------
+    def _number(self, point: int) -> Expr:
+        """The number of a thread's element among those of the block, units side by side."""
+        return self.w.simple(Sym("tid") + point * self.p.threads())
+
+    def _mask(self, point: int) -> Mask:
+        return self.w.below(self._number(point), self.p.rows * self.p.units)
+
+    def _place(self, point: int) -> tuple[Expr, Expr]:
+        """The row and the unit of an element among those of the block."""
+        row, unit = self.w.unravel(self._number(point), (self.p.rows, self.p.units))
+        return row, unit
+
+    def _placed(self, at: Sequence[Expr], point: int) -> Index:
+        """An index for an element of this thread."""
+        row, unit = self._place(point)
+        env = {ROW: self.first_row + row, UNIT: self.first_unit + unit}
+        return tuple(self.w.simple(substitute(e, env)) for e in at)
+
+    def _value(self, v: Value, at: Sequence[Expr], point: int) -> Value:
+        """An element, by the index that the view knows it by."""
+        index = tuple(simplify(e, self.ranges) for e in at)
+        key = (v, index, point)
+        if key in self.known:
+            return self.known[key]
+        if v in self.w.inputs:
+            self.known[key] = self.w.load(self.w.inputs[v], self._placed(index, point), self._mask(point))
+            return self.known[key]
+        op = self.w.producers[v]
+        operands = [self._value(u, place, point) for u, place in map_operands(op, index, self.ranges)]
+        env = dict(zip(dims(op, "par"), self._placed(index, point), strict=True))
+        results = self.w.inline(op, operands, env)
+        self.known.update(((r, index, point), x) for r, x in zip(op.results, results, strict=True))
+        return self.known[key]
+
+    # -- the product -----------------------------------------------------------------------------------------
+    def _copy(self, source: Value, first: Index, to: Value) -> None:
+        """Start copying a box of a matrix to a buffer in shared memory, all threads together."""
+        w, threads, shape = self.w, self.p.threads(), to.tensor.shape
+        vectors = shape[1] // self.lanes
+        total = shape[0] * vectors
+        steps = -(-total // threads)
+        with w.loop("copy", steps, unroll=1 if steps <= _MOST_COPIES else 0) as step:
+            number = w.simple(step * threads + Sym("tid"))
+            row, vector = w.unravel(number, (shape[0], vectors))
+            place = (row, vector * self.lanes)
+            with w.when(w.below(number, total)):
+                w.b.do(
+                    "thread.copy_async", source, to,
+                    src=tuple(w.simple(a + b) for a, b in zip(first, place, strict=True)),
+                    dst=tuple(map(w.simple, place)),
+                    lanes=self.lanes,
+                )  # fmt: skip
+
+    def _weights(self) -> list[tuple[Value, bool]]:
+        """Per gate the weights of this block's units, and whether sums are along their rows."""
+        w, p, view = self.w, self.p, self.view
+        tiles: list[tuple[Value, bool]] = []
+        for v, at in weights_of(view, self.product):
+            column = column_of(at)
+            assert column is not None
+            by_rows, first = column
+            shape = (p.units, view.length) if by_rows else (view.length, p.units)
+            # Eight rows of eight units follow one another through all banks as they are.
+            tile = w.alloc(shape, view.dtype, "shared", "weights", swizzled=shape[-1] > MMA_N)
+            start = (first + self.first_unit, 0) if by_rows else (0, first + self.first_unit)
+            self._copy(w.inputs[v], start, tile)
+            tiles.append((tile, by_rows))
+        return tiles
+
+    def _multiplied(self, state: Value, weights: Sequence[tuple[Value, bool]]) -> Value:
+        """This warp's part of the sums of its units, for all rows of the block."""
+        w, p, view = self.w, self.p, self.view
+        tiles, unit = p.tiles(), self.group * MMA_N
+        with w.b.at(self.product.op.loc):
+            sums = w.alloc((tiles, len(weights), MMA_M, MMA_N), "f32", "frag", "sums")
+            rows = w.alloc((tiles, MMA_M, MMA_K), view.dtype, "frag", "rows")
+            columns = w.alloc((len(weights), MMA_K, MMA_N), view.dtype, "frag", "columns")
+            w.b.do("thread.fill_fragment", sums, value=0.0)
+            with w.loop("k", p.steps(view), unroll=1) as k:
+                along = w.simple((self.set * p.steps(view) + k) * MMA_K)
+                for tile in range(tiles):
+                    at = (tile * MMA_M, along)
+                    w.b.do("thread.load_fragment", rows, state, at=at, role="a", item=(tile,))
+                for n, (gate, by_rows) in enumerate(weights):
+                    place = (unit, along) if by_rows else (along, unit)
+                    w.b.do(
+                        "thread.load_fragment", columns, gate,
+                        at=tuple(map(w.simple, place)), role="b", transposed=by_rows, item=(n,),
+                    )  # fmt: skip
+                for tile in range(tiles):
+                    for n in range(len(weights)):
+                        w.b.do(
+                            "thread.mma", rows, columns, sums,
+                            shape=(MMA_M, MMA_N, MMA_K), a_item=(tile,), b_item=(n,), c_item=(tile, n),
+                        )  # fmt: skip
+        return sums
+
+    def _sums(self, acc: Value) -> None:
+        """The sums that this thread's elements need, added over the sets in their order."""
+        w, p = self.w, self.p
+        count = len(self.product.sums)
+        shape = (p.sets, p.groups(), p.tiles() * 2 * count, 2, WARP)
+        parts = w.alloc(shape, "f32", "shared", "parts")
+        for tile in range(p.tiles()):
+            for half in (0, 1):
+                for n in range(count):
+                    word = (tile * 2 + half) * count + n
+                    for pair in (0, 1):
+                        part = w.b.value("thread.get_fragment", acc, item=(tile, n), at=(half, pair))
+                        w.store(part, parts, (self.set, self.group, word, pair, self.lane))
+        w.b.do("thread.barrier")
+        for point in range(p.points()):
+            row, unit = self._place(point)
+            mask = self._mask(point)
+            for n, s in enumerate(self.product.sums):
+                lane = row % _HALF * (MMA_N // 2) + unit % MMA_N // 2
+                at = (unit // MMA_N, row // _HALF * count + n, unit % 2, lane)
+                total = w.load(parts, (0, *at), mask)
+                for other in range(1, p.sets):
+                    total = w.b.value("scalar.add", total, w.load(parts, (other, *at), mask))
+                self.known[self.product.op.result, s.at, point] = total

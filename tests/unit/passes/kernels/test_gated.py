@@ -1,0 +1,224 @@
+"""Products with gates of units: what is taken, emulated kernels against the interpreter."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from codegen_samples import run
+from decision_samples import with_template
+from matrix_samples import THREAD
+
+import tilewright as tw
+from tilewright.costmodel import load_hardware
+from tilewright.frontends.zoo.recurrent import lstm_classifier
+from tilewright.frontends.zoo.speech import deep_speech
+from tilewright.ir import (
+    Block,
+    Func,
+    InputError,
+    Level,
+    Module,
+    Op,
+    Ref,
+    TensorType,
+    Value,
+    interpret,
+    parse,
+)
+from tilewright.ir.nodes import walk
+from tilewright.ir.thread.launch_ops import EARLY_FACTORS, WAIT
+from tilewright.ir.types import numpy_dtype
+from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes.kernels.decision import decision_of
+from tilewright.passes.kernels.gated.choice import choose_gated
+from tilewright.passes.kernels.gated.lowering import lower_gated
+from tilewright.passes.kernels.gated.parameters import GatedParameters
+from tilewright.passes.kernels.gated.view import gated_view
+from tilewright.passes.kernels.resident_tiles.view import TilesView
+from tilewright.passes.pipelines import official_stages
+from tilewright.passes.rewriting.values import with_types
+
+H200 = load_hardware("H200")
+CTX = PassContext(target="cuda:sm_90a", hardware=H200)
+
+
+@cache
+def cut(network: str, precision: str = "bf16", batch: int = 32) -> Module:
+    """A training step of a recurrent network as kernels, before gates are joined with products."""
+    if network == "lstm":
+        net = lstm_classifier(0, layers=1, width=32, steps=4, classes=3, batch=batch)
+    else:
+        net = deep_speech(0, layers=1, width=64, channels=2, frequencies=9, frames=8, batch=batch)
+    module = tw.train_step(net, "cross_entropy", "adam")
+    for _, pipeline in official_stages(Level.GRAPH, "cuda", precision).until("join-gates"):
+        module = run_pipeline(module, pipeline.replace("join-recurrences", "join-recurrences{when=never}")
+                              if "join-recurrences" in pipeline.names else pipeline, CTX)  # fmt: skip
+    return module
+
+
+@cache
+def kernels(network: str, precision: str = "bf16") -> tuple[Func, ...]:
+    """The different kernels of gates of its steps."""
+    module = run_pipeline(cut(network, precision), Pipeline.parse("join-gates{when=always}"), CTX)
+    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "gated"]
+    return tuple(dense(f.with_attrs(decision=None)) for f in taken)
+
+
+def dense(kernel: Func) -> Func:
+    """The kernel with arrays of its own for results that are parts of a join."""
+    parts = [v for v in kernel.body.ops[-1].operands if not v.tensor.dense]
+    return with_types(
+        kernel, kernel.body.ops, {v: Value(TensorType(v.tensor.dtype, v.tensor.shape)) for v in parts}
+    )
+
+
+def view_of(kernel: Func) -> TilesView:
+    view = gated_view(kernel)
+    assert not isinstance(view, str)
+    return view
+
+
+def forward_and_backward(network: str, precision: str = "bf16") -> tuple[Func, Func]:
+    """A kernel whose units have several gates, and one that sums over the gates' gradients."""
+    step = next(k for k in kernels(network, precision) if view_of(k).most_sums > 1)
+    units = view_of(step).units
+    return step, next(k for k in kernels(network, precision) if view_of(k).length > units)
+
+
+def lowered(kernel: Func, *parameters: int) -> Func:
+    thread = lower_gated(with_template(kernel, "gated", GatedParameters(*parameters)))
+    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
+def values_of(kernel: Func) -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    return [
+        (0.3 * rng.standard_normal(p.tensor.shape)).astype(numpy_dtype(p.tensor.dtype)) for p in kernel.params
+    ]
+
+
+def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    results = tuple(kernel.body.ops[-1].operands)
+    call = Op("tensor.call", kernel.params, (("callee", Ref(kernel.name)),), results)
+    body = Block(kernel.params, (call, Op("tensor.return", results)))
+    main = Func(Level.TENSOR, "main", body, tuple(v.type for v in results))
+    return interpret(Module("m", (kernel, main)), *inputs)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(
+    ("network", "precision", "backward", "parameters"),
+    [
+        ("lstm", "bf16", False, (16, 8, 2)),  # two blocks of rows, each thread has several elements
+        ("lstm", "fp16", False, (32, 16, 1)),  # a warp has two tiles of rows, and the whole sum
+        ("lstm", "bf16", True, (16, 8, 8)),  # more threads than elements: the others only multiply
+        ("lstm", "bf16", True, (32, 32, 4)),
+        ("gru", "bf16", False, (16, 16, 2)),
+        ("gru", "bf16", True, (32, 8, 2)),
+    ],
+)
+def test_emulated_kernels_are_those_of_the_interpreter(network, precision, backward, parameters):
+    kernel = forward_and_backward(network, precision)[backward]
+    inputs = values_of(kernel)
+    want = interpreted(kernel, inputs)
+    thread = lowered(kernel, *parameters)
+    first, again = (list(run(thread, "emulator", inputs, seed=s).values()) for s in (1, 5))
+    assert len(first) == len(want)
+    for got, other, expected in zip(first, again, want, strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=3e-2, atol=1e-2)
+        np.testing.assert_array_equal(got, other)
+
+
+def test_a_unit_needs_a_column_of_each_gate_forward_and_one_backward():
+    step, gradient = map(view_of, forward_and_backward("lstm"))
+    assert (step.units, step.length, step.most_sums) == (32, 32, 4)
+    assert (gradient.units, gradient.length, gradient.most_sums) == (32, 128, 1)
+    step, gradient = map(view_of, forward_and_backward("gru"))
+    assert (step.most_sums, gradient.length) == (3, 192)
+
+
+@pytest.mark.parametrize("network", ["lstm", "gru"])
+def test_joined_steps_compute_what_the_kernels_did(network):
+    module = cut(network)
+    joined = run_pipeline(module, Pipeline.parse("join-gates{when=always}"), CTX)
+    assert len(joined.main.body.ops) < len(module.main.body.ops)
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 3, module.main.params[1].tensor.shape).astype(np.int32)
+    x = rng.standard_normal(module.main.params[0].tensor.shape).astype(np.float32)
+    (before,), _ = tw.interpret_step(module, [x, labels])
+    (after,), _ = tw.interpret_step(joined, [x, labels])
+    np.testing.assert_array_equal(before, after)
+
+
+def test_steps_are_joined_where_the_model_finds_them_faster():
+    module = lstm_classifier(0, layers=1, width=512, steps=4, classes=3, batch=32)
+    module = tw.train_step(module, "cross_entropy", "adam")
+    for _, pipeline in official_stages(Level.GRAPH, "cuda", "bf16").until("fuse-attention-backward"):
+        module = run_pipeline(module, pipeline, CTX)
+    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "gated"]
+    views = [view_of(f.with_attrs(decision=None)) for f in taken]
+    assert {v.most_sums for v in views} == {1, 4}
+    assert run_pipeline(module, Pipeline.parse("join-gates"), CTX).main is module.main
+
+
+def product(rows: int, terms: int, columns: int, dtype: str = "bf16") -> Func:
+    """A kernel of one product of a state with weights that lie in rows of the sum."""
+    shape, sizes = f"f32[{rows}, {columns}]", f"par = (m: {rows}, n: {columns}), red = (c: {terms})"
+    return parse(f"""module @m {{
+  tensor.func @k(%h: {dtype}[{rows}, {terms}], %w: {dtype}[{columns}, {terms}]) -> {shape} {{
+    %0 = tensor.contract(%h, %w, {sizes}, reads = [[m, c], [n, c]]) : {shape} {{
+      ^(%a: {dtype}, %b: {dtype}, %s: f32)
+      %x = scalar.cast(%a, dtype = "f32") : f32
+      %y = scalar.cast(%b, dtype = "f32") : f32
+      %z = scalar.fma(%x, %y, %s) : f32
+      scalar.yield(%z)
+    }}
+    tensor.return(%0)
+  }}
+}}""").funcs[0]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (product(24, 32, 32), "the state bf16[24, 32] is no parameter of whole tiles of 16 x 16"),
+        (product(16, 32, 36), "16 rows of 36 units cannot be divided over blocks"),
+        (product(16, 48, 32), "rows of the state bf16[16, 48] have no 32, 64 or a multiple of 128 bytes"),
+        (product(16, 32, 32, "f32"), "a product is not of bfloat16 or float16"),
+    ],
+)
+def test_what_no_block_can_have_is_refused(kernel, reason):
+    assert choose_gated(kernel, H200) == reason
+
+
+def test_parameters_that_divide_nothing_are_refused():
+    for parameters, clause in (
+        ((24, 8, 1), "expected rows by 16 that divide 32, got 24"),
+        ((16, 12, 1), "expected units by 8 that divide 32, got 12"),
+        ((16, 24, 1), "expected units by 8 that divide 32, got 24"),
+        ((16, 8, 3), "expected sets that divide 32 terms by 16, got 3"),
+    ):
+        with pytest.raises(InputError, match=clause):
+            lowered(product(32, 32, 32), *parameters)
+
+
+def test_weights_are_asked_for_before_the_wait():
+    kernel = lowered(product(32, 32, 32), 16, 8, 2)
+    assert kernel.get(EARLY_FACTORS)
+    main = parse("""module @m {
+  tensor.func @main(%x: f32[32, 32]) -> f32[32, 32] {
+    %w = tensor.call(%x, callee = @round) : bf16[32, 32]
+    %h = tensor.call(%w, callee = @round) : bf16[32, 32]
+    %0 = tensor.call(%h, %w, callee = @k) : f32[32, 32]
+    tensor.return(%0)
+  }
+}""").main
+    module = run_pipeline(Module("m", (main, kernel)), Pipeline.parse("overlap-launches"), CTX)
+    (func,) = (f for f in module.funcs if f.name == "k")
+    wait = next(i for i, op in enumerate(func.body.ops) if op.name == WAIT)
+    copied = [
+        {o.operands[0] for o in (op, *(walk(op.body) if op.body else ())) if o.name == "thread.copy_async"}
+        for op in func.body.ops
+    ]
+    assert set().union(*copied[:wait]) == {func.params[1]}
+    assert set().union(*copied[wait:]) == {func.params[0]}
