@@ -26,7 +26,7 @@ _WITH_MAPS = frozenset({"tensor.map", "tensor.reduce"})
 
 
 @register_pass(Level.TENSOR)
-def inline_maps(module: Module, ctx: PassContext) -> Module:
+def inline_maps(module: Module, ctx: PassContext, *, late: bool = True) -> Module:
     """Write maps that make more than they read into the bodies of the maps that read them.
 
     rewrite:  %hit = tensor.map(%labels) {index(c) == label}; %y = tensor.map(%x, %hit) {select(hit, x, 0)}
@@ -51,8 +51,8 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
         -->   %x = tensor.map(%y, %d) {select(y > 0, d, 0)}; %w = tensor.contract(%d, %y)
 
     Without state, too, a map of one value is computed where it is read if none of its readers can share the
-    kernel of that value, which is in memory anyway: the squares whose mean a norm takes of a sum that goes on
-    along a residual connection.
+    kernel of that value, which is in memory anyway (`late`): the squares whose mean a norm takes of a sum
+    that goes on along a residual connection. Parts of a training step that are judged alone leave it out.
 
     rewrite:  %y = tensor.map(%a, %b) {add}; %q = tensor.map(%y) {mul(y, y)}; %s = tensor.reduce(%q) {add}
         -->   %y = tensor.map(%a, %b) {add}; %s = tensor.reduce(%y) {fma(y, y, s)}
@@ -63,7 +63,11 @@ def inline_maps(module: Module, ctx: PassContext) -> Module:
     main = module.main
     if main.level is not Level.TENSOR:
         return module
-    new = _summed(_inlined(_reread(main))) if main.updates else _read_late(_inlined(main, of_bytes=True))
+    if main.updates:
+        new = _summed(_inlined(_reread(main)))
+    else:
+        new = _inlined(main, of_bytes=True)
+        new = _read_late(new) if late else new
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 

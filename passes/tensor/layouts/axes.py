@@ -83,12 +83,13 @@ def _same_places(
 ) -> frozenset[Value]:
     """The values from a 16-bit product to `v`, each read by the next one alone, where it is itself.
 
-    Maps in between may read smaller values besides: which rows of a masked attention have any key.
+    Maps in between may read masks of fewer elements besides: which rows of a masked attention have any key.
     """
     chain = {v}
     while (op := producers.get(v)) is not None and op.name == "tensor.map":
         whole = [i for i, operand in enumerate(op.operands) if operand.tensor.size == v.tensor.size]
-        if len(whole) != 1 or len(op.results) > 1 or not identity_read(op, whole[0]):
+        masks = all(x.tensor.dtype == "bool" for i, x in enumerate(op.operands) if i not in whole)
+        if len(whole) != 1 or not masks or len(op.results) > 1 or not identity_read(op, whole[0]):
             return frozenset()
         v = op.operands[whole[0]]
         if len(users[v]) > 1:
