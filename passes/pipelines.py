@@ -167,9 +167,7 @@ _LOWERED = GRAPH_TO_TENSOR.only("graph-to-tensor")
 _KERNELS = _CLEAN + TENSOR.only(
     "fuse-kernels", "store-factors", "split-dims", "merge-dims", "choose-parameters"
 )
-_STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "fuse-kernels", "order-kernels").replace(
-    "inline-maps", "inline-maps{late=false}"
-)
+_STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "fuse-kernels", "order-kernels")
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 
 #: kernels of a flat program whose maps are inlined already, cut as those of a network; chains of them apart

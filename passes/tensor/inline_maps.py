@@ -10,7 +10,7 @@ from tilewright.ir import Func, Level, Module, Op, Value
 from tilewright.ir.tensor.ops import fills
 from tilewright.ir.types import BYTES, FLOAT8
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.backward_pass import RECOMPUTED, forward_ops
+from tilewright.passes.analysis.backward_pass import LOSS, RECOMPUTED, forward_ops
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
@@ -26,7 +26,7 @@ _WITH_MAPS = frozenset({"tensor.map", "tensor.reduce"})
 
 
 @register_pass(Level.TENSOR)
-def inline_maps(module: Module, ctx: PassContext, *, late: bool = True) -> Module:
+def inline_maps(module: Module, ctx: PassContext) -> Module:
     """Write maps that make more than they read into the bodies of the maps that read them.
 
     rewrite:  %hit = tensor.map(%labels) {index(c) == label}; %y = tensor.map(%x, %hit) {select(hit, x, 0)}
@@ -51,8 +51,8 @@ def inline_maps(module: Module, ctx: PassContext, *, late: bool = True) -> Modul
         -->   %x = tensor.map(%y, %d) {select(y > 0, d, 0)}; %w = tensor.contract(%d, %y)
 
     Without state, too, a map of one value is computed where it is read if none of its readers can share the
-    kernel of that value, which is in memory anyway (`late`): the squares whose mean a norm takes of a sum
-    that goes on along a residual connection. Parts of a training step that are judged alone leave it out.
+    kernel of that value, which is in memory anyway: the squares whose mean a norm takes of a sum that
+    goes on along a residual connection. Parts of a training step, which name a loss, leave that out.
 
     rewrite:  %y = tensor.map(%a, %b) {add}; %q = tensor.map(%y) {mul(y, y)}; %s = tensor.reduce(%q) {add}
         -->   %y = tensor.map(%a, %b) {add}; %s = tensor.reduce(%y) {fma(y, y, s)}
@@ -67,7 +67,7 @@ def inline_maps(module: Module, ctx: PassContext, *, late: bool = True) -> Modul
         new = _summed(_inlined(_reread(main)))
     else:
         new = _inlined(main, of_bytes=True)
-        new = _read_late(new) if late else new
+        new = _read_late(new) if main.get(LOSS) is None else new
     return module.with_funcs(tuple(new if f is main else f for f in module.funcs))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tilewright.costmodel import CpuHardware, Hardware
 from tilewright.ir import Constants, Func, Level, Module, Op, Ref, Value
 from tilewright.passes import PassContext
+from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.analysis.memory_headroom import bytes_of, peak_bytes
 from tilewright.passes.graph.recompute.boundary import Boundary
 from tilewright.passes.rewriting.dead_ops import live_ops
@@ -109,10 +110,12 @@ def readers(func: Func) -> Mapping[Value, list[Op]]:
 
 
 def forward_alone(func: Func, boundary: Boundary) -> Func:
-    """The forward pass, which returns what the function returns of it."""
+    """The forward pass, which returns what the function returns of it: a part of a step, as its loss says."""
     returned = [v for v in func.body.ops[-1].operands if v in boundary.makes]
     forward = frozenset(boundary.ops)
     ops = [op for op in func.body.ops[:-1] if op in forward or not op.operands]
     end = Op("graph.return", tuple(returned))
     block = func.body.with_ops((*ops, end))
-    return Func(Level.GRAPH, func.name, block.with_ops(live_ops(block)), tuple(v.type for v in returned))
+    types = tuple(v.type for v in returned)
+    alone = Func(Level.GRAPH, func.name, block.with_ops(live_ops(block)), types)
+    return alone.with_attrs(**{LOSS: tuple(range(len(returned)))})

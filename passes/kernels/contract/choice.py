@@ -45,7 +45,7 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
     lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
     found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
-    found += [(c.estimate_s, matrix_variant(kernel, on[0], c)) for c in cores if on is not None]
+    found += [(c.estimate_s, matrix_variant(kernel, on[0], c, on[2])) for c in cores if on is not None]
     variants = [kernel]
     for _, variant in sorted(found, key=lambda f: f[0]):
         if all(parameters_of(v, AttrRecord) != parameters_of(variant, AttrRecord) for v in variants):

@@ -48,7 +48,7 @@ def choose_gated(kernel: Func, hardware: Hardware) -> Func | str:
     seconds = [gated_s(view, p, hardware) for p in space]
     best = min(range(len(space)), key=seconds.__getitem__)
     bound = global_bound(_problem(kernel, view), hardware)
-    return decided(kernel, "gated", ParameterChoice(space[best], bound, seconds[best], len(space)))
+    return decided(kernel, "product_gates", ParameterChoice(space[best], bound, seconds[best], len(space)))
 
 
 def _fits(p: GatedParameters, view: TilesView, hardware: GpuHardware) -> bool:

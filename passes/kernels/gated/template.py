@@ -9,7 +9,7 @@ from tilewright.passes.kernels.template import KernelTemplate
 
 register_template(
     KernelTemplate(
-        name="gated",
+        name="product_gates",
         parameters=GatedParameters,
         lower=lower_gated,
         contraction=None,

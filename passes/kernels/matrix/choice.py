@@ -151,9 +151,11 @@ def _exchanged(
     return view, problem
 
 
-def matrix_variant(kernel: Func, view: MatrixView, choice: ParameterChoice[MatrixParameters]) -> Func:
+def matrix_variant(
+    kernel: Func, view: MatrixView, choice: ParameterChoice[MatrixParameters], hardware: GpuHardware
+) -> Func:
     """A contraction kernel on tensor cores with these parameters."""
-    return decided(kernel, "matrix", choice, parameters_for(view, choice.parameters))
+    return decided(kernel, "matrix", choice, parameters_for(kernel, view, choice.parameters, hardware))
 
 
 def matrix_points(
@@ -191,7 +193,7 @@ def cores_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float
         return None
     view, problem, gpu = cores
     points = matrix_points(problem, gpu, streamed_bytes=streamed_bytes)
-    return points, lambda choice: matrix_variant(kernel, view, choice)
+    return points, lambda choice: matrix_variant(kernel, view, choice, gpu)
 
 
 def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
@@ -211,7 +213,7 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
         if problem.stored:  # too small for roles, and nothing else multiplies pieces
             return None
         raise
-    return matrix_variant(kernel, view, best) if best.estimate_s < lanes.estimate_s else None
+    return matrix_variant(kernel, view, best, gpu) if best.estimate_s < lanes.estimate_s else None
 
 
 def least_cores_s(kernel: Func, hardware: Hardware) -> float | None:

@@ -19,7 +19,7 @@ WARPGROUPS = "wgmma"
 GROUP_CHUNK = 32
 MAX_STAGES = 6
 #: boxes brought by the copy engine (sm_90)
-ENGINE = "engine"
+ENGINE: Literal["engine"] = "engine"
 #: roles that take tiles in turn
 MOST_TEAMS = 2
 #: blocks that share a tile: a cluster that every device with clusters runs

@@ -8,12 +8,14 @@ from math import gcd
 
 import numpy as np
 
-from tilewright.ir import Func, Op, Sym, walk
+from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.ir import Func, Op, Sym, TensorType, walk
 from tilewright.ir.expr import symbols
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M
 from tilewright.ir.simplify import coefficients, interval
 from tilewright.ir.tensor.ops import ranges_of, reads
 from tilewright.ir.thread.tensor_maps import UNIT_BYTES
+from tilewright.ir.thread.warpgroup_ops import ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.shared_work import (
@@ -26,9 +28,10 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
-from tilewright.passes.kernels.matrix.parameters import MatrixParameters
+from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
+from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
 INSTRUCTIONS = {
@@ -36,6 +39,8 @@ INSTRUCTIONS = {
     "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
     "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
 }  # fmt: skip
+#: stages of a ring at least beside results that the copy engine writes, and bytes for barriers and alignment
+LEAST_WRITTEN_STAGES, BESIDE_RING_BYTES = 3, 4096
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -190,7 +195,34 @@ def _fetched(view: MatrixView) -> float:
     return share
 
 
-def parameters_for(view: MatrixView, p: MatrixParameters) -> MatrixParameters:
-    """A point of the model's space as the parameters of a kernel."""
+def parameters_for(
+    kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware
+) -> MatrixParameters:
+    """A point of the model's space as the parameters of a kernel.
+
+    By roles the copy engine writes results of 16 bits where it can, and where its pieces leave the ring
+    `LEAST_WRITTEN_STAGES`: less passes the port of shared memory than by sums in float32, and warps go on
+    while results are written.
+    """
     raster = raster_of(-(-view.size(view.rows) // p.block.m))
-    return replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)
+    p = replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)
+    stages = _written_stages(kernel, view, p, hardware)
+    return p if stages < LEAST_WRITTEN_STAGES else replace(p, stores=ENGINE, stages=stages)
+
+
+def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
+    """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
+    narrow = all(isinstance(t, TensorType) and itemsize(t.dtype) == 2 for t in kernel.result_types)
+    if not p.copiers or p.parts > 1 or view.stored or view.splits or not narrow:
+        return 0
+    results = [v.tensor for v in kernel.body.ops[-1].operands]
+    tiling = Tiling(view.batch, view.rows, view.columns, p.team_warps, p.warp_n)
+    written = result_maps(view.op, results, tiling, 0)
+    if written is None:
+        return 0
+    warps = p.teams * p.team_warps
+    pieces = len(results) * warps * PIECES * MMA_M * written[0] * itemsize(results[0].dtype)
+    panel = ROW_BYTES[-1] // itemsize(view.dtype)
+    stage = p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
+    room = hardware.smem_per_block_max_bytes // p.resident - pieces - BESIDE_RING_BYTES
+    return min(p.stages, room // stage)

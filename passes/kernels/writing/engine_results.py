@@ -69,15 +69,10 @@ class EngineResults:
     @staticmethod
     def of(w: Writer, op: Op, tiling: Tiling) -> EngineResults | None:
         """The results of `op`, their maps given to the kernel; None where the engine cannot write them."""
-        sizes = [itemsize(v.tensor.dtype) for v in w.outputs]
-        columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
-        if len(set(sizes)) != 1 or columns * sizes[0] not in (32, 64, 128):
+        written = result_maps(op, [v.tensor for v in w.outputs], tiling, len(w.inputs))
+        if written is None:
             return None
-        position = len(w.inputs)
-        parameters = [_map_of(op, v.tensor, tiling, position + i, columns) for i, v in enumerate(w.outputs)]
-        known = [p for p in parameters if p is not None]
-        if len(known) != len(parameters):
-            return None
+        columns, known = written
         maps = {v: w.add_map(p) for v, p in zip(w.outputs, known, strict=True)}
         return EngineResults(w, op, tiling, columns, maps)
 
@@ -155,6 +150,22 @@ class EngineResults:
             parts = w.unravel(w.simple(at), [self.sizes[d] for d in names])
             index.update(zip(names, parts, strict=True))
         return tuple(index[d] for d in dims(self.op, "par"))
+
+
+def result_maps(
+    op: Op, results: Sequence[TensorType], tiling: Tiling, position: int
+) -> tuple[int, list[ParameterMap]] | None:
+    """Columns of a piece, and the maps of results that are parameters from `position` on.
+
+    None where the engine cannot write them all.
+    """
+    sizes = {itemsize(t.dtype) for t in results}
+    columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
+    if len(sizes) != 1 or columns * max(sizes) not in (32, 64, 128):
+        return None
+    parameters = [_map_of(op, t, tiling, position + i, columns) for i, t in enumerate(results)]
+    known = [p for p in parameters if p is not None]
+    return (columns, known) if len(known) == len(parameters) else None
 
 
 def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:

@@ -194,6 +194,7 @@ NO_COEFFICIENTS = {
         "CLEARLY",
         "COMPUTED_REGISTERS",
         "COPIED_REGISTERS",
+        "EPSILON",
         "FREE_REGISTERS",
         "GAIN",
         "HOPELESS",

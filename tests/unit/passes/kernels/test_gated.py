@@ -60,7 +60,7 @@ def cut(network: str, precision: str = "bf16", batch: int = 32) -> Module:
 def kernels(network: str, precision: str = "bf16") -> tuple[Func, ...]:
     """The different kernels of gates of its steps."""
     module = run_pipeline(cut(network, precision), Pipeline.parse("join-gates{when=always}"), CTX)
-    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "gated"]
+    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "product_gates"]
     return tuple(dense(f.with_attrs(decision=None)) for f in taken)
 
 
@@ -86,7 +86,7 @@ def forward_and_backward(network: str, precision: str = "bf16") -> tuple[Func, F
 
 
 def lowered(kernel: Func, *parameters: int) -> Func:
-    thread = lower_gated(with_template(kernel, "gated", GatedParameters(*parameters)))
+    thread = lower_gated(with_template(kernel, "product_gates", GatedParameters(*parameters)))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
 
 
@@ -155,7 +155,7 @@ def test_steps_are_joined_where_the_model_finds_them_faster():
     module = tw.train_step(module, "cross_entropy", "adam")
     for _, pipeline in official_stages(Level.GRAPH, "cuda", "bf16").until("fuse-attention-backward"):
         module = run_pipeline(module, pipeline, CTX)
-    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "gated"]
+    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "product_gates"]
     views = [view_of(f.with_attrs(decision=None)) for f in taken]
     assert {v.most_sums for v in views} == {1, 4}
     assert run_pipeline(module, Pipeline.parse("join-gates"), CTX).main is module.main

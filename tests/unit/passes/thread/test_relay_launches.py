@@ -172,7 +172,7 @@ def test_relays_count_for_the_choice_of_streams(lowered):
     assert seconds[0] - seconds[1] == pytest.approx(saved_s)
 
 
-def test_all_kernels_of_a_plan_with_relays_prefer_the_same_carve_out():
+def test_all_kernels_of_a_plan_of_relays_prefer_the_same_carve_out():
     calls = []
     keys = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT=9)
     context = types.SimpleNamespace(
@@ -181,6 +181,9 @@ def test_all_kernels_of_a_plan_with_relays_prefer_the_same_carve_out():
     )
     plan = diamond(language="cuda", arch="sm_90")
     keep_carve_out(context, plan, [1, 2, 3])
+    few = tuple(replace(k, overlaps=True, releases=k.name == "shift") for k in plan.kernels)
+    assert [launch.kernel == "shift" for launch in plan.launches].count(True) == 1 < len(plan.launches) / 2
+    keep_carve_out(context, plan.replace(kernels=few), [1, 2, 3])
     assert calls == []
     kernels = tuple(
         replace(k, overlaps=True, releases=True, resources=KernelResources(32, 0, 20_000))
