@@ -380,12 +380,7 @@ class _RoleMatrix:
             if not parts:
                 w.b.do("thread.warpgroup_wait", acc)
                 w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
-            if self.results is not None:
-                assert not isinstance(stage, Value)
-                self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]))
-            else:
-                assert isinstance(stage, Value)
-                self._epilogue(acc, stage, tile)
+            self._epilogue(acc, stage, tile)
 
     def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
@@ -586,7 +581,7 @@ class _RoleMatrix:
         par = dims(self.op, "par")
         return next((d for d in reversed(par) if par[d] > 1), "")
 
-    def _epilogue(self, acc: Value, stage: Value, tile: _Tile) -> None:
+    def _epilogue(self, acc: Value, stage: Stage, tile: _Tile) -> None:
         """Write the results of a tile; tiles at an edge have code of their own, so that others test nothing.
 
         A test around every vector would keep the loads and computations of all others from running side by
@@ -604,12 +599,18 @@ class _RoleMatrix:
             with w.when((*within[:i], (origin, size - extent + 1, size))):
                 self._results(acc, stage, tile, always.union(names[:i]))
 
-    def _results(self, acc: Value, stage: Value, tile: _Tile, whole: frozenset[str]) -> None:
+    def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str]) -> None:
         """Every warp brings its sums into rows, piece by piece, and writes results by vectors.
 
-        whole: the dimensions along which all of the tile lies inside of the results.
+        Or it has the copy engine write them. whole: the dimensions along which all of the tile lies inside of
+        the results.
         """
         w, plan = self.w, self.plan
+        if self.results is not None:
+            assert not isinstance(stage, Value)
+            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole)
+            return
+        assert isinstance(stage, Value)
         columns = self._piece_columns()
         warp: Expr = w.simple(Sym("tid") // WARP)
         not_finite = w.b.value("thread.any_not_finite_of_warp", acc) if self.in_pieces else None

@@ -84,8 +84,17 @@ class EngineResults:
             for v in self.w.outputs
         }
 
-    def write(self, sums: Value, pieces: Mapping[Value, Value], place: Place) -> None:
-        """Compute the results of this warp's sums and have them written; the pieces are free at the end."""
+    def write(
+        self,
+        sums: Value,
+        pieces: Mapping[Value, Value],
+        place: Place,
+        whole: frozenset[str] = frozenset(),
+    ) -> None:
+        """Compute the results of this warp's sums and have them written; the pieces are free at the end.
+
+        whole: which of `m` and `n` all of the tile lies inside of the results along.
+        """
         w = self.w
         panels = self.tiling.warp_columns // self.columns
         for i, row in enumerate(place.rows):
@@ -93,7 +102,7 @@ class EngineResults:
                 number = i * panels + panel
                 if number >= PIECES:
                     w.b.do("thread.bulk_wait", pending=PIECES - 1, by_warp=True)
-                self._piece(sums, pieces, place, i, row, panel, number % PIECES)
+                self._piece(sums, pieces, place, i, row, panel, number % PIECES, whole)
         w.b.do("thread.bulk_wait", by_warp=True)
 
     def _piece(
@@ -105,6 +114,7 @@ class EngineResults:
         row: Expr,
         panel: int,
         turn: int,
+        whole: frozenset[str],
     ) -> None:
         w, tiles = self.w, self.columns // MMA_N
         warp, lane = Sym("tid") // WARP, Sym("tid") % WARP
@@ -116,7 +126,7 @@ class EngineResults:
                 w.store(element, both, (pair,))
             inner = w.simple(half * (MMA_M // 2) + lane // 4)
             first = w.simple(j * MMA_N + lane % 4 * 2)
-            mask = self._inside(place.m + row + inner, place.n + column + first)
+            mask = self._inside(place.m + row + inner, place.n + column + first, whole)
             with w.when(mask), w.loop("v", 2, unroll=1) as v:
                 points = Points(w, {self.op.result: w.load(both, (v,))})
                 index = self._index(place, place.m + row + inner, place.n + column + first + v)
@@ -140,9 +150,11 @@ class EngineResults:
             tile=(1,) * len(self.outer) + (MMA_M, self.columns), by_warp=True,
         )  # fmt: skip
 
-    def _inside(self, m: Expr, n: Expr) -> Mask:
+    def _inside(self, m: Expr, n: Expr, whole: frozenset[str]) -> Mask:
         """Where an element and its neighbour are results; neighbours are so together, or masked alone."""
-        return (*self.w.below(self.w.simple(m), self.m), *self.w.below(self.w.simple(n), self.n))
+        w = self.w
+        rows = () if "m" in whole else w.below(w.simple(m), self.m)
+        return rows if "n" in whole else (*rows, *w.below(w.simple(n), self.n))
 
     def _index(self, place: Place, m: Expr, n: Expr) -> tuple[Expr, ...]:
         w, index = self.w, dict(place.batch)
