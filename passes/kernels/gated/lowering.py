@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import substitute
-from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS
-from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.gated.parameters import GatedParameters, gated_parameters
 from tilewright.passes.kernels.gated.view import gated_view
 from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, map_operands, owned
 from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
+from tilewright.passes.kernels.writing.staging import start_copying_matrix
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: rows of a tile of sums that one of a lane's two registers stands for
@@ -51,7 +51,6 @@ def lower_gated(kernel: Func) -> Func:
 class _Lowering:
     def __init__(self, w: Writer, view: TilesView, p: GatedParameters) -> None:
         self.w, self.view, self.p = w, view, p
-        self.lanes = VECTOR_BYTES // itemsize(view.dtype)
         warp, self.lane = Sym("tid") // WARP, w.simple(Sym("tid") % WARP)
         self.set, self.group = w.simple(warp // p.groups()), w.simple(warp % p.groups())
         across = view.units // p.units
@@ -120,22 +119,7 @@ class _Lowering:
 
     # -- the product -----------------------------------------------------------------------------------------
     def _copy(self, source: Value, first: Index, to: Value) -> None:
-        """Start copying a box of a matrix to a buffer in shared memory, all threads together."""
-        w, threads, shape = self.w, self.p.threads(), to.tensor.shape
-        vectors = shape[1] // self.lanes
-        total = shape[0] * vectors
-        steps = -(-total // threads)
-        with w.loop("copy", steps, unroll=1 if steps <= _MOST_COPIES else 0) as step:
-            number = w.simple(step * threads + Sym("tid"))
-            row, vector = w.unravel(number, (shape[0], vectors))
-            place = (row, vector * self.lanes)
-            with w.when(w.below(number, total)):
-                w.b.do(
-                    "thread.copy_async", source, to,
-                    src=tuple(w.simple(a + b) for a, b in zip(first, place, strict=True)),
-                    dst=tuple(map(w.simple, place)),
-                    lanes=self.lanes,
-                )  # fmt: skip
+        start_copying_matrix(self.w, source, first, to, self.p.threads(), most_unrolled=_MOST_COPIES)
 
     def _weights(self) -> list[tuple[Value, bool]]:
         """Per gate the weights of this block's units, and whether sums are along their rows."""

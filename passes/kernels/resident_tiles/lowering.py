@@ -27,6 +27,7 @@ from tilewright.passes.kernels.resident_tiles.parameters import (
 )
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, tiles_view, weights_of
 from tilewright.passes.kernels.writing.cluster_sums import meet
+from tilewright.passes.kernels.writing.staging import start_copying_matrix
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: halves and neighbours of a tile of sums that a lane has
@@ -185,21 +186,7 @@ class _Lowering:
             w.b.do(SHARE, buffer, at=at, lanes=self.lanes, rank=rank, mask=w.below(number, total))
 
     def _copy(self, source: Value, first: Index, to: Value) -> None:
-        """Start copying a box of a matrix to a buffer in shared memory, all threads together."""
-        w, threads, shape = self.w, self.p.threads(self.view), to.tensor.shape
-        vectors = shape[1] // self.lanes
-        total = shape[0] * vectors
-        with w.loop("copy", -(-total // threads)) as step:
-            number = w.simple(step * threads + Sym("tid"))
-            row, vector = w.unravel(number, (shape[0], vectors))
-            place = (row, vector * self.lanes)
-            with w.when(w.below(number, total)):
-                w.b.do(
-                    "thread.copy_async", source, to,
-                    src=tuple(w.simple(a + b) for a, b in zip(first, place, strict=True)),
-                    dst=tuple(map(w.simple, place)),
-                    lanes=self.lanes,
-                )  # fmt: skip
+        start_copying_matrix(self.w, source, first, to, self.p.threads(self.view))
 
     # -- products --------------------------------------------------------------------------------------------
     def _weights(self) -> None:

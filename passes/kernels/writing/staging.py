@@ -12,8 +12,10 @@ from math import gcd, prod
 
 from tilewright.costmodel.kernels.geometry import MAX_UNROLLED_FETCH, ROLLED_FETCH
 from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import coefficients, multiple_of
 from tilewright.ir.tensor.ops import domain, fills, reads
+from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -238,3 +240,28 @@ class Fetch:
         """Return where an index of the box lies in the operand."""
         steps = zip(self.r.base(origin), at, self.r.gaps, strict=True)
         return tuple(self.w.simple(b + i * g) for b, i, g in steps)
+
+
+def start_copying_matrix(
+    w: Writer, source: Value, first: Index, to: Value, threads: int, *, most_unrolled: int = 0
+) -> None:
+    """Start copying a box of a matrix, from `first` on, to all of a matrix in shared memory.
+
+    All `threads` of the block copy vectors of 16 bytes of it; of at most `most_unrolled` each, the loop is
+    unrolled.
+    """
+    shape, lanes = to.tensor.shape, VECTOR_BYTES // itemsize(to.tensor.dtype)
+    vectors = shape[1] // lanes
+    total = shape[0] * vectors
+    steps = -(-total // threads)
+    with w.loop("copy", steps, unroll=1 if steps <= most_unrolled else 0) as step:
+        number = w.simple(step * threads + Sym("tid"))
+        row, vector = w.unravel(number, (shape[0], vectors))
+        place = (row, vector * lanes)
+        with w.when(w.below(number, total)):
+            w.b.do(
+                "thread.copy_async", source, to,
+                src=tuple(w.simple(a + b) for a, b in zip(first, place, strict=True)),
+                dst=tuple(map(w.simple, place)),
+                lanes=lanes,
+            )  # fmt: skip
