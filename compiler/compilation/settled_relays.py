@@ -68,7 +68,7 @@ def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) 
 
 
 def footprint(plan: ExecutionPlan, launch: Launch) -> Footprint:
-    """What a launch of a compiled kernel takes of a GPU."""
+    """Return what a launch of a compiled kernel takes of a GPU."""
     resources = plan.kernel_by_name[launch.kernel].resources
     shared_bytes = launch.shared_bytes + (resources.shared_bytes if resources else 0)
     registers = resources.registers if resources else 0

@@ -15,7 +15,7 @@ _WIDE_CLUSTER = 3
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a launch takes of a GPU while it runs.
+    """A launch takes this much of a GPU while it runs.
 
     threads, shared_bytes: of a block, without the bytes that the device takes of each. registers: of a
     thread, 0 where its kernel is not compiled yet. cluster: blocks that run together.

@@ -11,6 +11,7 @@ import numpy as np
 
 from tilewright.ir.nodes import Func, Op, Value
 from tilewright.ir.opdef import op_def
+from tilewright.ir.tensor.ops import fills
 from tilewright.ir.types import FLOATS, storage_dtype
 
 #: the least and the largest number
@@ -50,7 +51,7 @@ def ranges_in(kernel: Func) -> Callable[[Value], Interval]:
         if v not in known:
             op, within = made.get(v), range_of_type(v.tensor.dtype)
             if op is not None and op.name == "tensor.map" and op.body is not None:
-                filled = tuple(f for f in op.get("fill", ()) if f is not None)  # type: ignore[union-attr]
+                filled = tuple(f for f in fills(op) if f is not None)
                 given = [element(x) for x in op.operands]
                 within = _meet(within, _yielded(op, given, filled))
             known[v] = within

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -75,6 +75,15 @@ def resolve(value: Value, new: Mapping[Value, Value]) -> Value:
 def use_counts(block: Block) -> Counter[Value]:
     """Count how often each value is an operand in the block, bodies included."""
     return Counter(v for op in walk(block) for v in op.operands)
+
+
+def readers(block: Block) -> dict[Value, list[Op]]:
+    """The ops of the block (not of bodies) that read each value, in program order; empty where none does."""
+    out: dict[Value, list[Op]] = defaultdict(list)
+    for op in block.ops:
+        for v in dict.fromkeys(op.operands):
+            out[v].append(op)
+    return out
 
 
 def producers(block: Block) -> dict[Value, Op]:

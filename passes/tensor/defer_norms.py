@@ -32,7 +32,7 @@ from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.index_sets import identity_read
+from tilewright.passes.analysis.index_sets import identity_read, is_copy
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.terms import FLOATS, Apply, Read, Reduction, Term, Terms, leaves
 from tilewright.passes.framework.context import Estimator
@@ -343,12 +343,7 @@ class _Search:
 
 def _moves(op: Op) -> bool:
     """Return whether an op gives all elements of one value another shape or order, or the same."""
-    body = op.body
-    if op.name != "tensor.map" or len(op.operands) != 1 or body is None or len(op.results) != 1:
-        return False
-    if any(f is not None for f in fills(op)) or op.result.tensor.size != op.operands[0].tensor.size:
-        return False
-    return len(body.ops) == 1 and body.ops[0].operands == body.params
+    return is_copy(op) and op.result.tensor.size == op.operands[0].tensor.size
 
 
 def _varies(leaf: Read | Reduction) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from tilewright.passes.analysis.backward_pass import LOSS, RECOMPUTED, forward_o
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
+from tilewright.passes.rewriting.values import readers
 
 #: additions per point up to which a map is cheap, those of the maps inlined in it included
 MAX_COST = 8
@@ -76,10 +77,7 @@ def _reread(main: Func) -> Func:
     forward = forward_ops(main)
     kept = _kept(main, forward)
     recomputed = main.get(RECOMPUTED) is not None
-    read_by: dict[Value, list[Op]] = defaultdict(list)
-    for op in main.body.ops:
-        for v in dict.fromkeys(op.operands):
-            read_by[v].append(op)
+    read_by = readers(main.body)
     again: dict[Value, Op] = {}
     ops: list[Op] = []
     for op in main.body.ops:
@@ -149,18 +147,18 @@ def _is_reread(op: Op, kept: set[Value], later: Sequence[Op], *, stored: bool, c
 
 def _read_late(main: Func) -> Func:
     """Maps of one stored value written into readers that no kernel can compute together with that value."""
-    stage, read_by = _stages(main), _readers(main)
+    stage, read_by = _stages(main), readers(main.body)
     crossing = _crossing(main, stage, read_by)
     composed: dict[Value, Op] = {}
+    sources: dict[Value, Value] = {}
     for op in main.body.ops:
-        if op in crossing and _source(new := with_bodies(op, composed)) is not None:
-            composed[op.result] = new
+        if op in crossing and (value := _source(new := with_bodies(op, composed))) is not None:
+            composed[op.result], sources[op.result] = new, value
     # A value that its other readers do not bring to memory would have to be stored instead of what maps make.
-    chains = Counter(_source(op) for v, op in composed.items() if any(x not in crossing for x in read_by[v]))
+    chains = Counter(v for made, v in sources.items() if any(x not in crossing for x in read_by[made]))
     again = {}
     for result, op in composed.items():
-        value = _source(op)
-        assert value is not None
+        value = sources[result]
         others = any(_is_late(x, stage[value], stage) for x in read_by[value] if x not in crossing)
         if (
             others
@@ -171,14 +169,6 @@ def _read_late(main: Func) -> Func:
             again[result] = op
     ops = [with_bodies(op, again) if op.name in _WITH_MAPS else op for op in main.body.ops]
     return _live(main, ops)
-
-
-def _readers(main: Func) -> dict[Value, list[Op]]:
-    read_by: dict[Value, list[Op]] = defaultdict(list)
-    for op in main.body.ops:
-        for v in dict.fromkeys(op.operands):
-            read_by[v].append(op)
-    return read_by
 
 
 def _stages(main: Func) -> dict[Value, int]:
@@ -204,15 +194,15 @@ def _crossing(main: Func, stages: dict[Value, int], read_by: dict[Value, list[Op
         if op.result.tensor.nbytes <= SMALL_BYTES or any(fill is not None for fill in fills(op)):
             continue
         indexed = any(o.name == "scalar.index" for o in op.body.ops)
-        readers = read_by[op.result]
+        later = read_by[op.result]
         takes = [
             x.name in _WITH_MAPS
             and not is_copy(x)
             and all(v is not op.result or fill is None for v, fill in zip(x.operands, fills(x), strict=True))
             and (x in found or _is_late(x, stages[op.result], stages))
-            for x in readers
+            for x in later
         ]
-        if readers and all(takes) and not indexed:
+        if later and all(takes) and not indexed:
             found.add(op)
     return found
 

@@ -172,7 +172,7 @@ class _Divider:
         self.source: dict[Value, Value] = {}  # what a written reshape is a reshape of
 
     def function(self) -> Func:
-        """What was written, without reshapes that nothing reads."""
+        """Return what was written, without reshapes that nothing reads."""
         block = self.func.body.with_ops(tuple(self.b.ops))
         return self.func.with_body(block.with_ops(live_ops(block)))
 

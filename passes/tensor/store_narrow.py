@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Sym, TensorType, Value
+from tilewright.ir.tensor.ops import dims
 from tilewright.ir.tensor.value_ranges import range_of_type, ranges_in
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
+from tilewright.passes.rewriting.values import with_values
 
 #: bytes of a value up to which its traffic is no concern
 SMALL_BYTES = 1 << 16
@@ -67,7 +68,7 @@ def store_narrow(module: Module, ctx: PassContext, *, dtype: Literal["f16", "bf1
                 params[_callee(x)].add(k)
     if not narrow:
         return module
-    ops = tuple(_with_values(op, narrow) for op in main.body.ops)
+    ops = tuple(with_values(op, narrow) for op in main.body.ops)
     return module.with_funcs(
         tuple(
             main.with_body(main.body.with_ops(ops))
@@ -82,13 +83,6 @@ def _callee(call: Op) -> str:
     callee = call["callee"]
     assert isinstance(callee, Ref)
     return callee.name
-
-
-def _with_values(op: Op, values: Mapping[Value, Value]) -> Op:
-    if not any(v in values for v in (*op.operands, *op.results)):
-        return op
-    operands, results = (tuple(values.get(v, v) for v in vs) for vs in (op.operands, op.results))
-    return replace(op, operands=operands, results=results)
 
 
 def _is_storable(kernel: Func, result: int, dtype: str) -> bool:
@@ -130,7 +124,7 @@ def _widening(kernel: Func, positions: set[int], dtype: str) -> Func:
         wider[old] = b.ops[-1]
     ops = tuple(with_bodies(op, wider) for op in kernel.body.ops)
     renamed = {old: op.result for old, op in wider.items()}
-    return _kernel(kernel, tuple(params), (*b.ops, *(_with_values(op, renamed) for op in ops)))
+    return _kernel(kernel, tuple(params), (*b.ops, *(with_values(op, renamed) for op in ops)))
 
 
 def _rounding(kernel: Func, positions: set[int], dtype: str) -> Func:
@@ -143,7 +137,7 @@ def _rounding(kernel: Func, positions: set[int], dtype: str) -> Func:
     for i in positions:
         made = next(op for op in ops if outputs[i] in op.results)
         with b.at(made.loc):
-            par = dict(made["par"].items)  # type: ignore[union-attr]
+            par = dims(made, "par")
             outputs[i] = copied(b, outputs[i], par, [Sym(d) for d in par], dtype=dtype)
     return _kernel(kernel, kernel.params, (*ops, *b.ops, last.with_operands(tuple(outputs))))
 

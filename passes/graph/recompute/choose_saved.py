@@ -21,7 +21,6 @@ from tilewright.passes.graph.recompute.kernel_view import (
     bytes_per_s,
     forward_alone,
     kernel_view,
-    readers,
 )
 from tilewright.passes.graph.recompute.parts import in_parts
 from tilewright.passes.graph.recompute.saving_costs import is_map, saving_problem
@@ -33,6 +32,7 @@ from tilewright.passes.graph.recompute.saving_problem import (
     hull,
 )
 from tilewright.passes.graph.recompute.segments import segment_inputs
+from tilewright.passes.rewriting.values import readers
 
 #: the attribute of @main that says how to choose, where it is there
 CHECKPOINT = "checkpoint"
@@ -136,7 +136,7 @@ class _Choices:
         self.hardware, self.ctx, self.factors = hardware, ctx, factors
         self.func = func = in_parts(whole)
         self.boundary = boundary = Boundary.of(func)
-        self._readers = readers(func)
+        self._readers = readers(func.body)
         self.everything = self._of(whole)
         self._seen: dict[frozenset[Op], _Choice] = {frozenset(): self.everything}
         self.separate = self._of(func.with_attrs(**{RECOMPUTED: 0}))  # no kernel stores both passes' values

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.ir import Constants, Func, Level, Module, Op, Ref, Value
+from tilewright.ir import Constants, Func, Level, Module, Op, Ref
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.analysis.memory_headroom import bytes_of, peak_bytes
@@ -98,15 +97,6 @@ def fixed_bytes(func: Func) -> int:
     """Bytes of parameters and constants."""
     constants = {op["name"]: op.result for op in func.body.ops if op.name == "graph.constant"}
     return bytes_of(func.params) + bytes_of(constants.values())
-
-
-def readers(func: Func) -> Mapping[Value, list[Op]]:
-    """The ops that read each value, in program order."""
-    out: dict[Value, list[Op]] = {}
-    for op in func.body.ops:
-        for v in dict.fromkeys(op.operands):
-            out.setdefault(v, []).append(op)
-    return out
 
 
 def forward_alone(func: Func, boundary: Boundary) -> Func:

@@ -13,8 +13,9 @@ from tilewright.ir.opdef import facts_of, op_def
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.second_results import second_results_s
 from tilewright.passes.graph.recompute.boundary import Boundary
-from tilewright.passes.graph.recompute.kernel_view import bytes_per_s, readers
+from tilewright.passes.graph.recompute.kernel_view import bytes_per_s
 from tilewright.passes.graph.recompute.saving_problem import Recomputable, Saving, SavingProblem
+from tilewright.passes.rewriting.values import readers
 
 #: ops that only name elements of what they read
 _VIEWS = SAME_MEMORY | {Elements.CUTS}
@@ -56,7 +57,7 @@ def saving_problem(
     computed again.
     """
     rate = bytes_per_s(hardware, sum(v.tensor.nbytes for v in boundary.makes))
-    read_by = readers(func)
+    read_by = readers(func.body)
     forward = frozenset(boundary.ops)
     costs: dict[Value, Saving] = {}
     ops = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.ir import Func, Value
 from tilewright.passes.graph.recompute.boundary import Boundary
-from tilewright.passes.graph.recompute.kernel_view import readers
+from tilewright.passes.rewriting.values import readers
 
 
 def segment_inputs(func: Func, boundary: Boundary, count: int) -> frozenset[Value]:
@@ -31,7 +31,7 @@ def _alive_behind(func: Func, boundary: Boundary) -> list[frozenset[Value]]:
     """Per forward op the values that ops of the forward pass behind it read of those up to it."""
     place = {op: i for i, op in enumerate(boundary.ops)}
     last: dict[Value, int] = {}
-    for v, ops in readers(func).items():
+    for v, ops in readers(func.body).items():
         if v in boundary.makes:
             last[v] = max((place[op] for op in ops if op in place), default=-1)
     out: list[frozenset[Value]] = []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from codegen_samples import run
 from decision_samples import with_template
+from interpreted_kernels import interpreted, values_of
 from matrix_samples import THREAD
 
 import tilewright as tw
@@ -13,21 +14,16 @@ from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.recurrent import lstm_classifier
 from tilewright.frontends.zoo.speech import deep_speech
 from tilewright.ir import (
-    Block,
     Func,
     InputError,
     Level,
     Module,
-    Op,
-    Ref,
     TensorType,
     Value,
-    interpret,
     parse,
 )
 from tilewright.ir.nodes import walk
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS, WAIT
-from tilewright.ir.types import numpy_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.kernels.gated.choice import choose_gated
@@ -88,21 +84,6 @@ def forward_and_backward(network: str, precision: str = "bf16") -> tuple[Func, F
 def lowered(kernel: Func, *parameters: int) -> Func:
     thread = lower_gated(with_template(kernel, "product_gates", GatedParameters(*parameters)))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
-
-
-def values_of(kernel: Func) -> list[np.ndarray]:
-    rng = np.random.default_rng(7)
-    return [
-        (0.3 * rng.standard_normal(p.tensor.shape)).astype(numpy_dtype(p.tensor.dtype)) for p in kernel.params
-    ]
-
-
-def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    results = tuple(kernel.body.ops[-1].operands)
-    call = Op("tensor.call", kernel.params, (("callee", Ref(kernel.name)),), results)
-    body = Block(kernel.params, (call, Op("tensor.return", results)))
-    main = Func(Level.TENSOR, "main", body, tuple(v.type for v in results))
-    return interpret(Module("m", (kernel, main)), *inputs)
 
 
 @pytest.mark.emulator

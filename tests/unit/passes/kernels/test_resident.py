@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from codegen_samples import run
 from decision_samples import with_template
+from interpreted_kernels import interpreted, values_of
 from matrix_samples import THREAD
 
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.recurrent import lstm_classifier
-from tilewright.ir import Block, Constants, Func, InputError, Level, Module, Op, Ref, interpret, parse
+from tilewright.ir import Constants, Func, InputError, Level, Module, Op, interpret, parse
 from tilewright.ir.thread.cluster_ops import GIVE
 from tilewright.ir.thread.role_ops import MEET
 from tilewright.passes import PassContext, Pipeline, run_pipeline
@@ -63,23 +64,6 @@ def after(module: Module, options: str, ctx: PassContext = CTX) -> Module:
     return run_pipeline(module, Pipeline.parse(f"join-recurrences{options}"), ctx)
 
 
-def values_of(kernel: Func) -> list[np.ndarray]:
-    rng = np.random.default_rng(7)
-    return [rng.standard_normal(p.tensor.shape).astype(np.float32) for p in kernel.params]
-
-
-def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    results = tuple(v for v in kernel.body.ops[-1].operands)
-    call = Op("tensor.call", kernel.params, (("callee", Ref(kernel.name)),), results)
-    main = Func(
-        Level.TENSOR,
-        "main",
-        Block(kernel.params, (call, Op("tensor.return", results))),
-        tuple(v.type for v in results),
-    )
-    return interpret(Module("m", (kernel, main)), *inputs)
-
-
 @pytest.mark.emulator
 @pytest.mark.parametrize(
     ("sizes", "blocks", "lanes"),
@@ -93,7 +77,7 @@ def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
 )
 def test_emulated_steps_are_those_of_the_interpreter(sizes, blocks, lanes):
     kernel = steps(**sizes)
-    inputs = values_of(kernel)
+    inputs = values_of(kernel, 1.0)
     want = interpreted(kernel, inputs)
     first, again = (
         list(run(lowered(kernel, blocks, lanes), "emulator", inputs, seed=s).values()) for s in (1, 5)
@@ -195,7 +179,7 @@ def test_units_may_read_what_products_give_other_units():
     body = "^(%a: f32) %t = scalar.tanh(%a) : f32 scalar.yield(%t)"
     line = f"tensor.map({{}}, par = (n: 16), reads = [[15 - n]]) : f32[16] {{{{ {body} }}}}"
     kernel = parse(gated(line)).funcs[0]
-    inputs = values_of(kernel)
+    inputs = values_of(kernel, 1.0)
     (got,) = run(lowered(kernel, 4, 8), "emulator", inputs).values()
     np.testing.assert_allclose(got, interpreted(kernel, inputs)[0], rtol=2e-5, atol=2e-5)
 

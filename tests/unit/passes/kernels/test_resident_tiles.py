@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from codegen_samples import run
 from decision_samples import with_template
+from interpreted_kernels import interpreted, values_of
 from matrix_samples import THREAD
 
 from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.recurrent import lstm_classifier
-from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, interpret
+from tilewright.ir import Func, InputError, Level, Module, Op, interpret
 from tilewright.ir.nodes import walk
 from tilewright.ir.thread.cluster_ops import SHARE
 from tilewright.ir.thread.role_ops import MEET
-from tilewright.ir.types import numpy_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.kernels.resident_tiles.choice import choose_resident_tiles, resident_tiles_s
@@ -52,21 +52,6 @@ def steps(precision: str = "bf16", **sizes: int) -> Func:
 def lowered(kernel: Func, *parameters: int) -> Func:
     thread = lower_resident_tiles(with_template(kernel, "resident_tiles", TilesParameters(*parameters)))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
-
-
-def values_of(kernel: Func) -> list[np.ndarray]:
-    rng = np.random.default_rng(7)
-    return [
-        (0.3 * rng.standard_normal(p.tensor.shape)).astype(numpy_dtype(p.tensor.dtype)) for p in kernel.params
-    ]
-
-
-def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    results = tuple(kernel.body.ops[-1].operands)
-    call = Op("tensor.call", kernel.params, (("callee", Ref(kernel.name)),), results)
-    body = Block(kernel.params, (call, Op("tensor.return", results)))
-    main = Func(Level.TENSOR, "main", body, tuple(v.type for v in results))
-    return interpret(Module("m", (kernel, main)), *inputs)
 
 
 @pytest.mark.emulator
