@@ -38,6 +38,7 @@ from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, war
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
+from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
 from tilewright.passes.kernels.writing.tiling import MAX_GRID_YZ
 from tilewright.passes.kernels.writing.writer import Mask, Writer, anchor_of
 
@@ -259,20 +260,13 @@ class _Matrix:
     def _epilogue(self, tile: Value, transposed: bool) -> None:
         """Write the kernel's results; blocks at an edge do it on their own, so that others test nothing."""
         w, plan = self.w, self.plan
-        cut = [
-            (name, (origin, 0, size - extent + 1), (origin, size - extent + 1, size))
-            for name, origin, size, extent in (
-                ("m", self.origin_m, self.m, plan.block.m),
-                ("n", self.origin_n, self.n, plan.block.n),
-            )
-            if size % extent and size > extent
-        ]
-        inside = tuple(within for _, within, _ in cut)
-        with w.when(inside):
-            self._results(tile, transposed, frozenset(name for name, *_ in cut))
-        for i, (_, _, at_edge) in enumerate(cut):
-            with w.when((*inside[:i], at_edge)):
-                self._results(tile, transposed, frozenset(name for name, *_ in cut[:i]))
+        sides = (
+            ("m", self.origin_m, self.m, plan.block.m),
+            ("n", self.origin_n, self.n, plan.block.n),
+        )
+        for mask, whole in inside_and_edges(sides):
+            with w.when(mask):
+                self._results(tile, transposed, whole)
 
     def _results(self, tile: Value, transposed: bool, whole: frozenset[str]) -> None:
         """All threads walk over the tile of sums by vectors; along `whole` dimensions all of it is inside."""

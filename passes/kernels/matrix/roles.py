@@ -64,6 +64,7 @@ from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_p
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
+from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
 from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: registers of a thread that copies, by whether it only hands boxes to the copy engine
@@ -589,15 +590,10 @@ class _RoleMatrix:
         """
         w, plan = self.w, self.plan
         sides = (("m", tile.m, self.m, plan.block.m), ("n", tile.n, self.n, plan.block.n))
-        cut = [side for side in sides if side[2] % side[3] and side[2] > side[3]]
-        within = [(origin, 0, size - extent + 1) for _, origin, size, extent in cut]
-        names = [name for name, *_ in cut]
         always = frozenset(name for name, _, size, extent in sides if not size % extent)
-        with w.when(tuple(within)):
-            self._results(acc, stage, tile, always.union(names))
-        for i, (_, origin, size, extent) in enumerate(cut):
-            with w.when((*within[:i], (origin, size - extent + 1, size))):
-                self._results(acc, stage, tile, always.union(names[:i]))
+        for mask, whole in inside_and_edges(sides):
+            with w.when(mask):
+                self._results(acc, stage, tile, always | whole)
 
     def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str]) -> None:
         """Every warp brings its sums into rows, piece by piece, and writes results by vectors.

@@ -89,7 +89,7 @@ class EngineResults:
         sums: Value,
         pieces: Mapping[Value, Value],
         place: Place,
-        whole: frozenset[str] = frozenset(),
+        whole: frozenset[str],
     ) -> None:
         """Compute the results of this warp's sums and have them written; the pieces are free at the end.
 
