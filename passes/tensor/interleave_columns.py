@@ -23,7 +23,7 @@ from tilewright.passes.kernels.column_members import GROUP, column_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.rewriting.values import producers, readers, with_indices
+from tilewright.passes.rewriting.values import copied_ops, producers, readers, with_indices
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
 from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
@@ -355,7 +355,8 @@ class _Instances:
             for r in op.results
         )
         moved = with_indices(op.with_attrs(**attrs), lambda e: simplify(substitute(e, env), self.ranges))
-        self.ops.append(replace(moved.with_operands(tuple(operands)), results=results))
+        moved = replace(moved, operands=tuple(operands), results=results, body=_copied(moved.body))
+        self.ops.append(moved)
         return results
 
     def _distance(self, index: Sequence[Expr]) -> int | None:
@@ -374,6 +375,15 @@ class _Instances:
         found = sorted(self.members, key=lambda m: (numbers[m[0]], m[1]))
         apart = all(a[0] is not b[0] or b[1] - a[1] >= extent for a, b in pairwise(found))
         return found if len(found) > 1 and apart and extent % GROUP == 0 else None
+
+
+def _copied(body: Block | None) -> Block | None:
+    """A body with values of its own: a map may be there at several distances."""
+    if body is None:
+        return None
+    new = {p: Value(p.type, p.hint) for p in body.params}
+    params = tuple(new.values())
+    return replace(body, params=params, ops=tuple(copied_ops(body.ops, new)))
 
 
 def _with_one_product(
