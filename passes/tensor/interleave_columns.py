@@ -23,7 +23,7 @@ from tilewright.passes.kernels.column_members import GROUP, column_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.rewriting.values import copied_ops, producers, readers, with_indices
+from tilewright.passes.rewriting.values import copied_ops, making, producers, readers, with_indices
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
 from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
@@ -109,7 +109,7 @@ class _Network:
             "tensor.contract",
         }:
             return []
-        by_rows: dict[Value, list[Op]] = {}
+        by_rows: dict[Value | Op, list[Op]] = {}
         for v in dict.fromkeys(last.operands):
             call = self.producers.get(v)
             rows = self._rows(call) if call is not None else None
@@ -132,13 +132,17 @@ class _Network:
         plain = call.name == "tensor.call" and [name for name, _ in call.attrs] == ["callee"]
         return self.kernels.get(callee_of(call)) if plain else None
 
-    def _rows(self, call: Op) -> Value | None:
-        """The first factor of a call of one product with maps behind it; None of other calls."""
+    def _rows(self, call: Op) -> Value | Op | None:
+        """The first factor of a call of one product and maps: an array, or the call where that computes it.
+
+        None of other calls.
+        """
         kernel = self._kernel_of(call)
         products = [] if kernel is None else [op for op in kernel.body.ops if op.name == "tensor.contract"]
-        if kernel is None or len(products) != 1 or products[0].operands[0] not in kernel.params:
+        if kernel is None or len(products) != 1:
             return None
-        return call.operands[kernel.params.index(products[0].operands[0])]
+        rows = products[0].operands[0]
+        return call.operands[kernel.params.index(rows)] if rows in kernel.params else call
 
     def taken(self, calls: Sequence[Op]) -> bool:
         """Let one call stand for all of them, where that is possible and pays."""
@@ -245,8 +249,9 @@ class _Network:
 def interleaved(kernel: Func) -> _Interleaved | None:
     """A kernel of products and maps as one product of interleaved columns; None where it is no such kernel.
 
-    All products have the same first factor at the same places, and every result reads two or more columns of
-    them, at distances that do not depend on where it is, in its own row.
+    All products have the same first factor at the same places, which maps of the kernel may compute where
+    there is one product. Every result reads two or more columns of them, at distances that do not depend on
+    where it is, in its own row.
     """
     ops = kernel.body.ops[:-1]
     contracts = [op for op in ops if op.name == "tensor.contract"]
@@ -260,20 +265,23 @@ def interleaved(kernel: Func) -> _Interleaved | None:
     plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
     if len(named) != 1 or not plain or not all(_is_alike(anchor, op, kernel) for op in contracts):
         return None
+    before = making(producers(kernel.body), anchor.operands[:1])
+    if anchor in before or (before and len(contracts) > 1):
+        return None
     instances = _Instances(kernel, anchor, columns[0])
     found = [instances.value(v, 0) for v in kernel.body.ops[-1].operands]
     returned = [v for v in found if v is not None]
     members = instances.in_order()
     if len(returned) < len(found) or members is None:
         return None
-    return _with_one_product(kernel, anchor, instances, members, returned, named[0])
+    return _with_one_product(kernel, before, anchor, instances, members, returned, named[0])
 
 
 def _is_alike(anchor: Op, op: Op, kernel: Func) -> bool:
     """Return whether a product differs from another one in nothing but its second factor, a parameter."""
     rows, weights = anchor.operands[0], op.operands[1]
     read = [v for x in kernel.body.ops for v in x.operands]
-    if len(op.operands) != 2 or op.operands[0] is not rows or rows not in kernel.params:
+    if len(op.operands) != 2 or op.operands[0] is not rows:
         return False
     if weights not in kernel.params or weights is rows or read.count(weights) != 1:
         return False
@@ -388,13 +396,17 @@ def _copied(body: Block | None) -> Block | None:
 
 def _with_one_product(
     kernel: Func,
+    before: Sequence[Op],
     anchor: Op,
     instances: _Instances,
     members: Sequence[tuple[Op, int]],
     returned: Sequence[Value],
     axis: int,
 ) -> _Interleaved:
-    """The kernel of the maps that instances have, behind one product of all members."""
+    """The kernel of the maps that instances have, behind one product of all members.
+
+    before: the maps that compute its first factor.
+    """
     count, extent = len(members), instances.par[instances.column]
     old = anchor.operands[1].tensor
     shape = tuple(n if i != axis else count * extent for i, n in enumerate(old.shape))
@@ -407,7 +419,7 @@ def _with_one_product(
         column = simplify(column_of(Sym(instances.column), number, count), instances.ranges)
         index = tuple(column if d == instances.column else Sym(d) for d in par)
         places[instances.members[member]] = index
-    ops = [replace(product, results=(sums,))]
+    ops = [*before, replace(product, results=(sums,))]
     for op in instances.ops:
         at = [places.get(v, place) for v, place in zip(op.operands, reads(op), strict=True)]
         operands = tuple(sums if v in places else v for v in op.operands)
