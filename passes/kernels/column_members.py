@@ -23,10 +23,19 @@ GROUP = MMA_N
 
 @dataclass(frozen=True)
 class Members:
-    """How many sums make a result, and the dimension of the contraction that holds the columns of all."""
+    """How many sums make a result, and the dimension of the contraction that holds the columns of all.
+
+    extent: columns of results. Groups are whole: the last columns of a product may be of no result.
+    """
 
     count: int
     column: str
+    extent: int
+
+
+def whole_groups(extent: int) -> int:
+    """Columns of one member of so many columns of results."""
+    return -(-extent // GROUP) * GROUP
 
 
 def column_of(column: Expr, member: int, members: int) -> Expr:
@@ -53,19 +62,19 @@ def members_of(kernel: Func, op: Op) -> Members | None:
     axis = list(dims(op, "par")).index(columns[0])
     extents = {_extent(x, axis) for x, _ in readings}
     whole = dims(op, "par")[columns[0]]
-    if len(extents) != 1 or not (extent := extents.pop()) or extent >= whole or whole % extent:
+    if len(extents) != 1 or not (extent := extents.pop()) or whole % whole_groups(extent):
         return None
-    count = whole // extent
-    if extent % GROUP or any(_member(x, at, axis, count) is None for x, at in readings):
+    count = whole // whole_groups(extent)
+    if count == 1 or any(_member(x, at, axis, count) is None for x, at in readings):
         return None
-    return Members(count, columns[0])
+    return Members(count, columns[0], extent)
 
 
 def results_of(op: Op, members: Members | None) -> Mapping[str, int]:
     """The domain of the results of a kernel around a contraction."""
     par = dict(dims(op, "par"))
     if members is not None:
-        par[members.column] //= members.count
+        par[members.column] = members.extent
     return par
 
 

@@ -19,7 +19,7 @@ from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
-from tilewright.passes.kernels.column_members import GROUP, column_of
+from tilewright.passes.kernels.column_members import GROUP, column_of, whole_groups
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
@@ -48,7 +48,8 @@ def interleave_columns(
     An epilogue computes a result from sums that its thread has. Gates of feed-forward layers (GLU, SwiGLU,
     GEGLU) multiply two columns that lie far apart: both were stored, and read by a kernel of maps or by that
     of the second product. With the columns of both in turns, a thread has the two sums, and only the result
-    is stored. Any number of columns and any maps are taken; factors that are interleaved must be constants.
+    is stored. Any number of columns and any maps are taken; factors that are interleaved must be constants,
+    and get zeros behind columns that eight does not divide.
     when: `auto` where the estimate is at most 0.97 of the sum of the kernels apart, `always` where some
     kernel computes it, `never`.
     """
@@ -75,13 +76,14 @@ class _Member:
 class _Interleaved:
     """A kernel around one product of interleaved columns.
 
-    members: in the order in which their groups of columns follow one another; axis: that of the columns in
-    the second factor; factor: the parameter that holds it. kept: the parameters of the kernels apart, merged,
-    that the others are, by position.
+    members: in the order in which their groups of columns follow one another; extent: columns of each. axis:
+    that of the columns in the second factor; factor: the parameter that holds it. kept: the parameters of the
+    kernels apart, merged, that the others are, by position.
     """
 
     kernel: Func
     members: tuple[_Member, ...]
+    extent: int
     axis: int
     factor: Value
     kept: tuple[Value, ...]
@@ -207,13 +209,14 @@ class _Network:
         key = (*(given[m.weights] for m in chosen.members), *(m.first for m in chosen.members), chosen.axis)
         if key in self.constants:
             return self.constants[key]
-        columns = chosen.factor.tensor.shape[chosen.axis] // len(chosen.members)
+        extent, columns = chosen.extent, whole_groups(chosen.extent)
         parts = []
         for m, array in zip(chosen.members, arrays, strict=True):
             if array is None:
                 return None
             whole = np.moveaxis(array.reshape(m.weights.tensor.shape), chosen.axis, 0)
-            part = whole[m.first : m.first + columns]
+            part = np.zeros((columns, *whole.shape[1:]), whole.dtype)
+            part[:extent] = whole[m.first : m.first + extent]
             parts.append(part.reshape(columns // GROUP, GROUP, *part.shape[1:]))
         stacked = np.stack(parts, axis=1)
         rows = stacked.reshape(len(parts) * columns, *stacked.shape[3:])
@@ -378,11 +381,11 @@ class _Instances:
         return there if isinstance(there, int) else None
 
     def in_order(self) -> list[tuple[Op, int]] | None:
-        """Products and distances of all members; None where columns overlap, or groups do not divide them."""
+        """Products and distances of all members; None where there is one, or columns overlap."""
         extent, numbers = self.par[self.column], {op: i for i, op in enumerate(self.kernel.body.ops)}
         found = sorted(self.members, key=lambda m: (numbers[m[0]], m[1]))
         apart = all(a[0] is not b[0] or b[1] - a[1] >= extent for a, b in pairwise(found))
-        return found if len(found) > 1 and apart and extent % GROUP == 0 else None
+        return found if len(found) > 1 and apart else None
 
 
 def _copied(body: Block | None) -> Block | None:
@@ -407,11 +410,12 @@ def _with_one_product(
 
     before: the maps that compute its first factor.
     """
-    count, extent = len(members), instances.par[instances.column]
+    extent = instances.par[instances.column]
+    count, columns = len(members), len(members) * whole_groups(extent)
     old = anchor.operands[1].tensor
-    shape = tuple(n if i != axis else count * extent for i, n in enumerate(old.shape))
+    shape = tuple(n if i != axis else columns for i, n in enumerate(old.shape))
     factor = Value(TensorType(old.dtype, shape), anchor.operands[1].hint)
-    par = {**instances.par, instances.column: count * extent}
+    par = {**instances.par, instances.column: columns}
     sums = Value(TensorType(anchor.result.tensor.dtype, tuple(par.values())), anchor.result.hint)
     product = anchor.with_attrs(par=Pairs(tuple(par.items()))).with_operands((anchor.operands[0], factor))
     places: dict[Value, tuple[Expr, ...]] = {}
@@ -431,4 +435,4 @@ def _with_one_product(
     body = Block(params, tuple(ops))
     func = Func(Level.TENSOR, kernel.name, body, tuple(v.type for v in returned))
     weights = tuple(_Member(op.operands[1], distance) for op, distance in members)
-    return _Interleaved(func, weights, axis, factor, kernel.params)
+    return _Interleaved(func, weights, extent, axis, factor, kernel.params)

@@ -266,7 +266,7 @@ class _Matrix:
         w, plan = self.w, self.plan
         sides = (
             ("m", self.origin_m, self.m, plan.block.m),
-            ("n", self.origin_n, self.n, plan.block.n),
+            ("n", self.first_result, self.view.result_columns, plan.block.n // self.members),
         )
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
@@ -331,7 +331,7 @@ class _Matrix:
     def _inside_results(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
         """Where a place in the tile of results is that of a result."""
         m, n = (inner, outer) if transposed else (outer, inner)
-        return self._within(m, self.first_result + n, self.n // self.members, whole)
+        return self._within(m, self.first_result + n, self.view.result_columns, whole)
 
     def _within(self, m: Expr, column: Expr, columns: int, whole: frozenset[str]) -> Mask:
         found: Mask = ()

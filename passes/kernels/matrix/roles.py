@@ -590,8 +590,9 @@ class _RoleMatrix:
         A test around every vector would keep the loads and computations of all others from running side by
         side with it.
         """
-        w, plan = self.w, self.plan
-        sides = (("m", tile.m, self.m, plan.block.m), ("n", tile.n, self.n, plan.block.n))
+        w, plan, members = self.w, self.plan, len(self.totals)
+        first, columns = w.simple(tile.n // members), self.view.result_columns
+        sides = (("m", tile.m, self.m, plan.block.m), ("n", first, columns, plan.block.n // members))
         always = frozenset(name for name, _, size, extent in sides if not size % extent)
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
@@ -664,7 +665,7 @@ class _RoleMatrix:
             rows, cols = (inner, outer) if self.transposed else (outer, inner)
             inside = () if "m" in whole else w.below(w.simple(tile.m + m + rows), self.m)
             if "n" not in whole:
-                inside = (*inside, *w.below(w.simple(first + n + cols), self.n // members))
+                inside = (*inside, *w.below(w.simple(first + n + cols), self.view.result_columns))
             with w.when(inside), w.loop("v", self.lanes, unroll=1) as v:
                 at = w.simple(inner + v)
                 row, column = (at, outer) if self.transposed else (outer, at)

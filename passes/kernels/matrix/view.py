@@ -84,6 +84,11 @@ class MatrixView:
         """Sums from which a result is computed."""
         return 1 if self.members is None else self.members.count
 
+    @property
+    def result_columns(self) -> int:
+        """Columns of results."""
+        return prod(self.results[d] for d in self.columns)
+
     def size(self, names: tuple[str, ...]) -> int:
         """Product of the extents of dimensions."""
         sizes = self.sizes

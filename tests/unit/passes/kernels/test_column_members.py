@@ -125,6 +125,7 @@ WRITTEN = ROLES | {"stores": "engine"}
         ("bf16", (40, 24, 72), (32, 64, 32, 1, 2, 2), {}),
         ("f16", (48, 32, 96), (16, 32, 64, 1, 1, 3), {"warps": 2}),
         ("f32", (40, 24, 72), (32, 32, 16, 2, 1, 3), {}),
+        ("f16", (40, 30, 72), (32, 32, 32, 2, 1, 3), {}),  # eight does not divide the columns of results
         # warpgroups without roles
         ("f16", (70, 40, 200), (64, 32, 64, 4, 1, 3), {"engine": "wgmma"}),
         ("bf16", (130, 56, 72), (128, 96, 32, 4, 2, 2), {"engine": "wgmma"}),
@@ -136,11 +137,13 @@ WRITTEN = ROLES | {"stores": "engine"}
         ("f16", (70, 40, 72), (64, 32, 32, 4, 1, 3), ROLES | {"blocks": 1, "teams": 2}),
         ("f32", (70, 40, 72), (64, 32, 32, 4, 1, 3), ROLES | {"blocks": 3}),
         ("f16", (70, 40, 72), (64, 64, 32, 4, 1, 3), ROLES | {"transport": "threads"}),
+        ("f16", (70, 61, 72), (64, 64, 32, 4, 1, 3), ROLES | {"blocks": 2}),
         # roles whose results the copy engine writes
         ("f16", (70, 40, 200), (64, 64, 64, 4, 1, 3), WRITTEN | {"blocks": 2}),
         ("bf16", (130, 200, 72), (128, 128, 32, 8, 1, 3), WRITTEN | {"blocks": 1}),
         ("f16", (140, 104, 72), (128, 128, 32, 4, 1, 3), WRITTEN | {"blocks": 1, "teams": 2}),
         ("f16", (72, 64, 72), (64, 128, 32, 4, 1, 3), WRITTEN | {"cluster": 2, "raster": 2}),
+        ("f16", (70, 60, 72), (64, 128, 32, 4, 1, 3), WRITTEN),  # columns beyond results fill the last tile
     ],
 )
 def test_emulated_kernels_are_those_of_the_interpreter(dtype, size, tiles, more):
@@ -248,7 +251,7 @@ def test_columns_in_another_order_are_no_members(old, new):
     kernel = gated("f16", 64, 32, 64)
     found = members_of(kernel, kernel.body.ops[0])
     assert found is not None
-    assert (found.count, found.column) == (2, "n")
+    assert (found.count, found.column, found.extent) == (2, "n", 32)
     text = show_func(kernel)
     assert old in text
     (other,) = parse(f"module @m {{ {text.replace(old, new)} }}").funcs
