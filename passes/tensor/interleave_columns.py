@@ -30,6 +30,8 @@ from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
 
 #: the kernel is taken where its estimate is at most this share of those of its parts
 GAIN = 0.97
+#: the ops of kernels that are taken
+_TAKEN = ("tensor.contract", "tensor.map")
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -97,6 +99,7 @@ class _Network:
         self.kernels = joinable_kernels(module)
         self.readers = readers(module.main.body)
         self.producers = producers(module.main.body)
+        self.numbers = {op: i for i, op in enumerate(module.main.body.ops)}
         self.names = {f.name for f in module.funcs}
         self.pool = ConstantPool(module.constants)
         self.constants: dict[tuple[object, ...], Op] = {}
@@ -106,10 +109,10 @@ class _Network:
     def groups(self, last: Op) -> list[tuple[Op, ...]]:
         """Calls that may become one: products of the same rows which `last` alone reads, and that."""
         kernel = self._kernel_of(last)
-        if kernel is None or not {op.name for op in kernel.body.ops[:-1]} <= {
-            "tensor.map",
-            "tensor.contract",
-        }:
+        if kernel is None or any(op.name not in _TAKEN for op in kernel.body.ops[:-1]):
+            return []
+        own = self._rows(last)
+        if own is None and any(op.name == "tensor.contract" for op in kernel.body.ops):
             return []
         by_rows: dict[Value | Op, list[Op]] = {}
         for v in dict.fromkeys(last.operands):
@@ -119,12 +122,8 @@ class _Network:
                 continue
             if all(self.readers[r] == [last] for r in call.results) and call not in by_rows.get(rows, []):
                 by_rows.setdefault(rows, []).append(call)
-        own = self._rows(last)
-        if own is None and any(op.name == "tensor.contract" for op in kernel.body.ops):
-            return []
-        numbers = {op: i for i, op in enumerate(self.module.main.body.ops)}
         return [
-            (*sorted(calls, key=numbers.__getitem__), last)
+            (*sorted(calls, key=self.numbers.__getitem__), last)
             for rows, calls in by_rows.items()
             if own is None or own is rows
         ]
@@ -137,13 +136,18 @@ class _Network:
     def _rows(self, call: Op) -> Value | Op | None:
         """The first factor of a call of one product and maps: an array, or the call where that computes it.
 
-        None of other calls.
+        None of other calls, and where the second factor is no constant that is known.
         """
         kernel = self._kernel_of(call)
         products = [] if kernel is None else [op for op in kernel.body.ops if op.name == "tensor.contract"]
-        if kernel is None or len(products) != 1:
+        if kernel is None or len(products) != 1 or len(products[0].operands) != 2:
             return None
-        rows = products[0].operands[0]
+        rows, weights = products[0].operands
+        if weights not in kernel.params:
+            return None
+        constant = self.producers.get(call.operands[kernel.params.index(weights)])
+        if self.pool.array(constant) is None:
+            return None
         return call.operands[kernel.params.index(rows)] if rows in kernel.params else call
 
     def taken(self, calls: Sequence[Op]) -> bool:
@@ -165,8 +169,6 @@ class _Network:
         # Equal kernels have the same parameters in the same order.
         given = dict(zip(chosen.kept, arguments, strict=True))
         made = self._constant(chosen, given)
-        if made is None:
-            return False
         operands = tuple(made.result if p is chosen.factor else given[p] for p in chosen.kernel.params)
         attrs = (("callee", Ref(chosen.kernel.name)),)
         call = Op("tensor.call", operands, attrs, calls[-1].results, None, calls[-1].loc)
@@ -202,18 +204,18 @@ class _Network:
             kernel.with_attrs(**{WEIGHTS: constants}) if products else kernel, self.ctx, self.hardware
         )
 
-    def _constant(self, chosen: _Interleaved, given: Mapping[Value, Value]) -> Op | None:
-        """A constant of the interleaved columns; None where a factor is no constant that is known."""
-        sources = [self.producers.get(given[m.weights]) for m in chosen.members]
-        arrays = [self.pool.array(op) for op in sources]
-        key = (*(given[m.weights] for m in chosen.members), *(m.first for m in chosen.members), chosen.axis)
+    def _constant(self, chosen: _Interleaved, given: Mapping[Value, Value]) -> Op:
+        """A constant of the interleaved columns."""
+        sources = [self.producers[given[m.weights]] for m in chosen.members]
+        order = ((given[m.weights], m.weights.tensor.shape, m.first) for m in chosen.members)
+        key = (*order, chosen.extent, chosen.axis)
         if key in self.constants:
             return self.constants[key]
         extent, columns = chosen.extent, whole_groups(chosen.extent)
         parts = []
-        for m, array in zip(chosen.members, arrays, strict=True):
-            if array is None:
-                return None
+        for m, source in zip(chosen.members, sources, strict=True):
+            array = self.pool.array(source)
+            assert array is not None  # calls of other factors are in no group
             whole = np.moveaxis(array.reshape(m.weights.tensor.shape), chosen.axis, 0)
             part = np.zeros((columns, *whole.shape[1:]), whole.dtype)
             part[:extent] = whole[m.first : m.first + extent]
@@ -221,7 +223,6 @@ class _Network:
         stacked = np.stack(parts, axis=1)
         rows = stacked.reshape(len(parts) * columns, *stacked.shape[3:])
         first = sources[0]
-        assert first is not None
         array = np.ascontiguousarray(np.moveaxis(rows, 0, chosen.axis))
         name = self.pool.add(f"{first['name']}.interleaved", array)
         t = chosen.factor.tensor
@@ -258,7 +259,7 @@ def interleaved(kernel: Func) -> _Interleaved | None:
     """
     ops = kernel.body.ops[:-1]
     contracts = [op for op in ops if op.name == "tensor.contract"]
-    if not contracts or any(op.name not in ("tensor.contract", "tensor.map") for op in ops):
+    if not contracts or any(op.name not in _TAKEN for op in ops):
         return None
     anchor = contracts[0]
     columns = [d for d in contract_roles(anchor).columns if dims(anchor, "par")[d] > 1]
