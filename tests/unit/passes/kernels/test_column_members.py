@@ -16,13 +16,15 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, Module, parse, show_func, walk
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.column_members import members_of
-from tilewright.passes.kernels.contract.choice import choose_lanes, lanes_engine
+from tilewright.passes.kernels.contract.choice import lanes_engine, least_lanes_s
 from tilewright.passes.kernels.matrix.bound import matrix_bound
-from tilewright.passes.kernels.matrix.choice import choose_cores, likely_matrix
+from tilewright.passes.kernels.matrix.choice import likely_matrix
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import matrix_space, matrix_space_of, shared_bytes
+from tilewright.passes.kernels.registry import choices_in_order
+from tilewright.passes.kernels.rows.choice import least_rows_s
 from tilewright.passes.tensor.interleave_columns import interleaved
 
 H200 = load_hardware("H200")
@@ -231,12 +233,16 @@ def test_only_results_are_stored_and_sums_are_read_by_vectors():
     assert re.search(r"\*\(uint2\*\)&y\[", text)
 
 
-def test_ordinary_lanes_refuse_such_kernels():
-    kernel = gated("f16", 1024, 256, 512)
-    assert choose_lanes(kernel, H200) is None
+@pytest.mark.parametrize("rows", [1, 2, 1024])
+@pytest.mark.parametrize("dtype", ["f16", "f32"])
+def test_only_tensor_cores_take_such_kernels(rows, dtype):
+    """Of a single row, which other families multiply as a vector, nothing does."""
+    kernel = gated(dtype, rows, 256, 512, factors="tf32" if dtype == "f32" else "")
     assert lanes_engine(kernel, kernel.body.ops[0], H200, 0.0) is None
-    chosen = choose_cores(kernel, H200)
-    assert chosen is not None
+    (whole,) = run_pipeline(Module("m", (kernel,)), Pipeline.parse("split-dims, merge-dims"), CTX).funcs
+    chosen = [c.family for c in choices_in_order() if c.choose(whole, H200) is not None]
+    assert chosen == (["matrix"] if rows > 1 else [])
+    assert (least_lanes_s(whole, H200), least_rows_s(whole, H200)) == (None, None)
 
 
 @pytest.mark.parametrize(
