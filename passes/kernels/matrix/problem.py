@@ -67,7 +67,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
     before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
-    tail_work, tail_shared = result_work(after)
+    members = view.sums_of_result
+    tail_work, tail_shared = (work / members for work in result_work(after))
     return MatrixProblem(
         batch=view.size(view.batch),
         m=view.size(view.rows),
@@ -93,6 +94,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=may_split(view.op),
         promotes=view.promotes,
+        members=members,
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
@@ -210,14 +212,19 @@ def parameters_for(
     return p if stages < LEAST_WRITTEN_STAGES else replace(p, stores=ENGINE, stages=stages)
 
 
+def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
+    """The tile of results of a team."""
+    columns = p.warp_n // view.sums_of_result
+    return Tiling(view.results, view.batch, view.rows, view.columns, p.team_warps, columns)
+
+
 def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
     """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
     narrow = all(isinstance(t, TensorType) and itemsize(t.dtype) == 2 for t in kernel.result_types)
     if not p.copiers or p.parts > 1 or view.stored or view.splits or not narrow:
         return 0
     results = [v.tensor for v in kernel.body.ops[-1].operands]
-    tiling = Tiling(view.batch, view.rows, view.columns, p.team_warps, p.warp_n)
-    written = result_maps(view.op, results, tiling, 0)
+    written = result_maps(results, tiling_of(view, p), 0)
     if written is None:
         return 0
     warps = p.teams * p.team_warps
