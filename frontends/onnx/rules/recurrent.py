@@ -90,8 +90,9 @@ def _gru_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value, 
     summed = cell.product(h, emit.cut(cell.weight, 1, 0, width))
     if cell.bias is not None:
         summed = cell.add(summed, emit.cut(cell.bias, 0, 0, width))
-    gates = cell.add(emit.cut(x, 1, 0, 2 * n), emit.cut(summed, 1, 0, 2 * n))
-    update, reset = (sigma(cell.clipped(cell.gate(gates, k))) for k in (0, 1))
+    update, reset = (
+        sigma(cell.clipped(cell.add(cell.gate(x, k), cell.gate(summed, k)))) for k in (0, 1)
+    )
     if cell.flag:
         inner = cell.multiply(reset, cell.gate(summed, 2))
     else:
