@@ -90,9 +90,7 @@ def _gru_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value, 
     summed = cell.product(h, emit.cut(cell.weight, 1, 0, width))
     if cell.bias is not None:
         summed = cell.add(summed, emit.cut(cell.bias, 0, 0, width))
-    update, reset = (
-        sigma(cell.clipped(cell.add(cell.gate(x, k), cell.gate(summed, k)))) for k in (0, 1)
-    )
+    update, reset = (sigma(cell.clipped(cell.add(cell.gate(x, k), cell.gate(summed, k)))) for k in (0, 1))
     if cell.flag:
         inner = cell.multiply(reset, cell.gate(summed, 2))
     else:
