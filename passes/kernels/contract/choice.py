@@ -27,6 +27,7 @@ from tilewright.passes.kernels.kernel_problem import (
     contract_problem,
     contract_roles,
     ops_named,
+    sums_columns,
 )
 from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
@@ -43,7 +44,8 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
     on = on_tensor_cores_of(kernel, op, hardware)
     cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
-    lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
+    alone = sums_columns(kernel)  # which lanes cannot
+    lanes = [] if alone else likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
     found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
     found += [(c.estimate_s, matrix_variant(kernel, on[0], c, on[2])) for c in cores if on is not None]
     variants = [kernel]
@@ -126,8 +128,13 @@ def contract_points(
     return EnginePoints("lanes", problem, s, cold, warm.seconds, estimates, kinds, likeliest)
 
 
-def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine:
-    """The points of ordinary lanes for a contraction, and what makes a kernel of one."""
+def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine | None:
+    """The points of ordinary lanes for a contraction, and what makes a kernel of one.
+
+    None where the kernel sums columns of what it computes besides.
+    """
+    if sums_columns(kernel):
+        return None
     points = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed_bytes)
     return points, lambda choice: contract_variant(kernel, op, choice, hardware)
 
@@ -135,7 +142,7 @@ def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float
 def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:
     """A kernel around a contraction with the best parameters on ordinary lanes; None for other kernels."""
     contracts = ops_named(kernel, "tensor.contract")
-    if not contracts:
+    if not contracts or sums_columns(kernel):
         return None
     return contract_variant(
         kernel, contracts[0], choose_contract(contract_problem(kernel, contracts[0]), hardware), hardware

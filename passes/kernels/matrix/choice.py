@@ -138,7 +138,7 @@ def _exchanged(
 
     Of two factors in columns roles turn the second one; tiles are higher than wide then.
     """
-    if not view.rounds or (takes_roles(problem, hardware) and not turns_second(problem)):
+    if problem.summed is not None or not view.rounds or (takes_roles(problem, hardware) and not turns_second(problem)):
         return view, problem
     other = view.exchange()
     turned = matrix_problem(kernel, other)
@@ -206,6 +206,8 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
     if cores is None:
         return None
     view, problem, gpu = cores
+    if problem.summed is not None:  # nothing else sums columns besides
+        return matrix_variant(kernel, view, choose_matrix(problem, gpu))
     lanes = choose_contract(contract_problem(kernel, view.op), gpu)
     try:
         best = choose_matrix(problem, gpu)

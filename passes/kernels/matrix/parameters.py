@@ -11,6 +11,7 @@ from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
 from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
+from tilewright.passes.kernels.matrix.column_sums import ColumnSums, column_sums
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
@@ -150,6 +151,15 @@ class MatrixParameters(AttrRecord):
                 "expected resident blocks, and warps that turn a factor, with a role that copies"
             )
 
+    def check_sums(self, sums: ColumnSums) -> None:
+        """Raise InputError where a tile does not hold whole parts of sums of columns, or all of their rows."""
+        shared = self.parts > 1 or self.stores == ENGINE
+        if self.block.m % sums.length or self.exchanged or shared:
+            raise InputError(
+                f"expected tiles of whole parts of {sums.length} rows, factors in their order, a block for "
+                "each tile and threads that store where a product sums columns"
+            )
+
     def _check_parts(self, view: MatrixView) -> None:
         chunks = max(1, view.size(view.taps)) * -(-view.sizes[view.channel] // self.block.k)
         if self.parts > MOST_PARTS or chunks_of_part(chunks, self.parts)[1] < 1:
@@ -267,4 +277,7 @@ def matrix_parameters(kernel: Func, view: MatrixView) -> tuple[MatrixParameters,
     taken = view.exchange() if found.exchanged else view
     with faults_of(kernel):
         found.check(taken)
+        sums = column_sums(kernel, view)
+        if sums is not None:
+            found.check_sums(sums)
     return found, taken

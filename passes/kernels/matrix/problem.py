@@ -28,8 +28,9 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
+from tilewright.passes.kernels.matrix.column_sums import ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
-from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
+from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
 from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
 
@@ -66,7 +67,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_bytes = 0  # two parts of one array, which the traffic counts once
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
-    before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
+    before, after = kernel.body.ops[:at], point_ops(kernel, view.op)
+    sums = column_sums(kernel, view)
     tail_work, tail_shared = result_work(after)
     return MatrixProblem(
         batch=view.size(view.batch),
@@ -93,7 +95,21 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=may_split(view.op),
         promotes=view.promotes,
+        summed=None if sums is None else _summed(sums),
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
+    )
+
+
+def _summed(sums: ColumnSums) -> SummedColumns:
+    """The sums of columns of a kernel in numbers."""
+    kept = [*(op.result for op in sums.folds), *sums.firsts]
+    return SummedColumns(
+        part_rows=sums.length,
+        value_bytes=sum(itemsize(v.tensor.dtype) for v in sums.points),
+        group_bytes=sum(itemsize(v.tensor.dtype) for v in kept),
+        values=len(sums.points),
+        fold_work=_work(sums.folds),
+        group_work=len(kept) + _work([op for op in sums.ends if op.name == "tensor.reduce"]),
     )
 
 

@@ -39,6 +39,7 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.analysis.shared_work import LANES
+from tilewright.passes.kernels.matrix.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     PIECE_PADS,
@@ -152,6 +153,10 @@ class _RoleMatrix:
         piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
         self.lanes = result_lanes(kernel, view, *piece)
         self.lanes = gcd(self.lanes, LANES) if plan.parts > 1 else self.lanes
+        #: sums of columns that the kernel takes besides, of each team's tiles, and what is summed of a piece
+        self.column_sums = column_sums(kernel, view)
+        self.tile_sums: list[TileSums] = []
+        self.summed: list[dict[Value, Value]] = []
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -174,6 +179,7 @@ class _RoleMatrix:
                 )
             self.results = self._engine_results()
             stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
+            self._prepare_sums()
             self.turning = self._turning(factors[-1]) if turns_second(self.view) else None
             tiles = [f.tiles for f in factors if self.turning is None or f.operand == 0]
             scope = "cluster" if plan.cluster > 1 else "block"
@@ -255,6 +261,19 @@ class _RoleMatrix:
         pad, columns = PIECE_PADS[self.transposed], self._piece_columns()
         shape = (columns, MMA_M + pad) if self.transposed else (MMA_M, columns + pad)
         return self.w.alloc((self.plan.team_warps, *shape), self.sums, "shared", "pieces")
+
+    def _prepare_sums(self) -> None:
+        """Allocate what each team needs for sums of columns."""
+        if self.column_sums is None:
+            return
+        w, plan = self.w, self.plan
+        shape = (plan.team_warps, MMA_M, self._piece_columns() + PIECE_PADS[False])
+        for _ in range(plan.teams):
+            sums = TileSums(w, self.view, self.column_sums, plan.block.m, plan.block.n)
+            self.tile_sums.append(sums)
+            self.summed.append(
+                {v: w.alloc(shape, v.tensor.dtype, "shared", "summed") for v in self.column_sums.points}
+            )
 
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
@@ -381,7 +400,7 @@ class _RoleMatrix:
             if not parts:
                 w.b.do("thread.warpgroup_wait", acc)
                 w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
-            self._epilogue(acc, stage, tile)
+            self._epilogue(acc, stage, tile, team)
 
     def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
@@ -582,7 +601,7 @@ class _RoleMatrix:
         par = dims(self.op, "par")
         return next((d for d in reversed(par) if par[d] > 1), "")
 
-    def _epilogue(self, acc: Value, stage: Stage, tile: _Tile) -> None:
+    def _epilogue(self, acc: Value, stage: Stage, tile: _Tile, team: int) -> None:
         """Write the results of a tile; tiles at an edge have code of their own, so that others test nothing.
 
         A test around every vector would keep the loads and computations of all others from running side by
@@ -593,9 +612,11 @@ class _RoleMatrix:
         always = frozenset(name for name, _, size, extent in sides if not size % extent)
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
-                self._results(acc, stage, tile, always | whole)
+                self._results(acc, stage, tile, always | whole, team)
+        if self.tile_sums:
+            self.tile_sums[team].finish((tile.m, tile.n), WARP * plan.team_warps)
 
-    def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str]) -> None:
+    def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str], team: int) -> None:
         """Every warp brings its sums into rows, piece by piece, and writes results by vectors.
 
         Or it has the copy engine write them. whole: the dimensions along which all of the tile lies inside of
@@ -625,7 +646,23 @@ class _RoleMatrix:
             n = w.simple(first_column + piece * columns)
             if not_finite is not None:
                 self._recompute(not_finite, stage, tile, m, n, whole)
-            self._piece(stage, tile, m, n, whole)
+            self._piece(stage, tile, m, n, whole, self.summed[team] if self.summed else {})
+            if self.tile_sums:
+                self._sum_piece(team, tile, m, n)
+
+    def _sum_piece(self, team: int, tile: _Tile, m: Expr, n: Expr) -> None:
+        """Add up the columns of a warp's piece of results, a lane each."""
+        w, columns, summed = self.w, self._piece_columns(), self.summed[team]
+        warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
+        with w.loop("c", -(-columns // WARP), unroll=1) as step:
+            column = w.simple(step * WARP + lane)
+            with w.when(w.below(column, columns)):
+                self.tile_sums[team].fold(
+                    lambda v, row: w.load(summed[v], (warp, row, column)),
+                    (tile.m, tile.n),
+                    w.simple(m // GROUP_ROWS),
+                    w.simple(n + column),
+                )
 
     def _recompute(
         self, not_finite: Value, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]
@@ -645,10 +682,19 @@ class _RoleMatrix:
                     index = self._index(tile, w.simple(m + row), w.simple(n + column))
                     w.store(chain_of(w, self.op, index), stage, (warp, outer, inner))
 
-    def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]) -> None:
+    def _piece(
+        self,
+        stage: Value,
+        tile: _Tile,
+        m: Expr,
+        n: Expr,
+        whole: frozenset[str],
+        summed: Mapping[Value, Value],
+    ) -> None:
         """The results of a warp's piece of sums, whose first row and column in the tile are m and n.
 
-        Vectors of a tile at an edge, of which there are few, take turns in a short loop.
+        Vectors of a tile at an edge, of which there are few, take turns in a short loop. summed: where values
+        lie whose columns are added up.
         """
         w, plan, columns = self.w, self.plan, self._piece_columns()
         major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
@@ -664,7 +710,9 @@ class _RoleMatrix:
                 at = w.simple(inner + v)
                 row, column = (at, outer) if self.transposed else (outer, at)
                 total = w.load(stage, (warp, outer, at))
-                self._result(total, tile, w.simple(m + row), w.simple(n + column))
+                points, place = self._result(total, tile, w.simple(m + row), w.simple(n + column))
+                for value, buffer in summed.items():
+                    w.store(points.value(value, place), buffer, (warp, outer, at))
 
     def _inside(self, m: Expr, n: Expr, whole: frozenset[str] = frozenset()) -> Mask:
         rows = () if "m" in whole else self.w.below(m, self.m)
@@ -678,9 +726,13 @@ class _RoleMatrix:
             index.update(zip(names, w.unravel(w.simple(at), [view.sizes[d] for d in names]), strict=True))
         return index
 
-    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> None:
+    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> tuple[Points, tuple[Expr, ...]]:
+        """Write the results of a sum; gives the values at its point, and the point."""
         w, index = self.w, self._index(tile, m, n)
         if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
             total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
         place = tuple(index[d] for d in dims(self.op, "par"))
-        store_results(w, Points(w, {self.op.result: total}), place)
+        points = Points(w, {self.op.result: total})
+        ends = self.column_sums.results if self.column_sums is not None else frozenset()
+        store_results(w, points, place, [v for v in w.outputs if v not in ends])
+        return points, place
