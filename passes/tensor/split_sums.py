@@ -26,6 +26,7 @@ from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import split_along
 from tilewright.passes.kernels.rows.moments import Moments, joined_moments, moments_of, shifted_sums
 from tilewright.passes.kernels.rows.same_points import Walk, sums_of_same_points
+from tilewright.passes.kernels.rows.whole_sums import adds_last
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import unused
 
@@ -184,19 +185,7 @@ def _is_long_sum(op: Op) -> bool:
     if op.result.tensor.dtype not in EXACT or op["init"] != (0.0,):
         return False
     extents = [n for n in dims(op, "red").values() if n > 1]
-    return prod(extents) >= (LONG_OVER_SAMPLES if len(extents) > 2 else LONG) and _adds(op)
-
-
-def _adds(op: Op) -> bool:
-    """Return whether the accumulator is read once, by the addition that is yielded."""
-    assert op.body is not None
-    *inner, last = op.body.ops
-    acc = op.body.params[-1]
-    if not inner or last.operands != inner[-1].results:
-        return False
-    readers = [o for o in op.body.ops for v in o.operands if v is acc]
-    place = {"scalar.add": (0, 1), "scalar.fma": (2,)}.get(inner[-1].name, ())
-    return readers == [inner[-1]] and any(inner[-1].operands[k] is acc for k in place)
+    return prod(extents) >= (LONG_OVER_SAMPLES if len(extents) > 2 else LONG) and adds_last(op.body)
 
 
 def _cuts(op: Op) -> Iterator[Cut]:
