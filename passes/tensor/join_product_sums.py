@@ -124,7 +124,7 @@ class _Search:
     def next(self) -> _Joined | None:
         """The next product with the sums over its rows that are worth joining; None where there are no more."""
         for walk in self.order.ops:
-            if not self._free(walk) or not _only_folds(self.kernels[callee_of(walk)]):
+            if not self._free(walk) or not _folds(self.kernels[callee_of(walk)]):
                 continue
             for value in dict.fromkeys(walk.operands):
                 product = self.order.producer.get(value)
@@ -181,7 +181,7 @@ class _Search:
         parts = any(v.tensor.rank > 1 for v in walk.results)
         if not parts or not all(self._free(op) for op in found):
             return []
-        return found if all(_only_folds(self.kernels[callee_of(op)]) for op in found) else []
+        return found if all(_folds_or_maps(self.kernels[callee_of(op)]) for op in found) else []
 
     def _read_elsewhere(self, calls: Sequence[Op]) -> set[Value]:
         own = set(map(id, calls))
@@ -236,13 +236,15 @@ class _Search:
         return self.before.with_funcs((*self.made, *rest, main.with_body(body)))
 
 
-def _only_folds(kernel: Func) -> bool:
-    """Return whether a kernel reduces, and maps."""
-    ops = kernel.body.ops[:-1]
-    names = {op.name for op in ops}
-    return "tensor.reduce" in names and names <= {"tensor.reduce", "tensor.map"} and all(
-        len(op.results) == 1 for op in ops
-    )  # fmt: skip
+def _folds(kernel: Func) -> bool:
+    """Return whether a kernel reduces, and maps besides."""
+    return any(op.name == "tensor.reduce" for op in kernel.body.ops) and _folds_or_maps(kernel)
+
+
+def _folds_or_maps(kernel: Func) -> bool:
+    """Return whether a kernel does nothing but reduce and map, one result at a time."""
+    names = {"tensor.reduce", "tensor.map"}
+    return all(op.name in names and len(op.results) == 1 for op in kernel.body.ops[:-1])
 
 
 def _is_product(kernel: Func) -> bool:

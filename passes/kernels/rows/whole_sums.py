@@ -113,12 +113,32 @@ def covers(op: Op, at: Sequence[Expr], shape: Sequence[int], column: int) -> boo
 
 def _adds_parts(op: Op, part: Op) -> bool:
     """Return whether an op adds up all parts of a sum, and does nothing else."""
+    if op.name == "tensor.map":
+        return _adds_few_parts(op, part)
     if op.name != "tensor.reduce" or op.operands != (part.result,) or not adds(op):
         return False
     assert op.body is not None
     own = [Sym(d) for d in domain(op)]
     at = list(reads(op)[0])
     return len(op.body.ops) == 2 and fills(op) == (None,) and sorted(map(str, at)) == sorted(map(str, own))
+
+
+def _adds_few_parts(op: Op, part: Op) -> bool:
+    """The same of a map that reads each of a few parts."""
+    assert op.body is not None
+    shape, columns = part.result.tensor.shape, tuple(map(Sym, dims(op, "par")))
+    if op.operands != (part.result,) * shape[0] or len(op.results) != 1 or any(f is not None for f in fills(op)):
+        return False
+    if list(reads(op)) != [(i, *columns) for i in range(shape[0])]:
+        return False
+    *inner, last = op.body.ops
+    used = [v for o in inner for v in o.operands]
+    made = [o.result for o in inner]
+    return (
+        all(o.name == "scalar.add" for o in inner)
+        and last.operands == tuple(made[-1:])
+        and sorted(map(id, used)) == sorted(map(id, (*op.body.params, *made[:-1])))
+    )
 
 
 def _moments_by_parts(op: Op, maker: dict[Value, Op]) -> tuple[WholeSum, set[Op]] | None:
