@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-from tilewright.costmodel import Hardware, load_hardware
+from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import (
     Block,
@@ -17,7 +16,6 @@ from tilewright.ir import (
     Level,
     Module,
     Op,
-    Pairs,
     Ref,
     Sym,
     TensorType,
@@ -39,7 +37,7 @@ from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.rows.moments import joined_means, joined_moments, shifted_sums
 from tilewright.passes.kernels.rows.whole_sums import WholeSum, covers, whole_sums
 from tilewright.passes.rewriting.dead_ops import live_ops
-from tilewright.passes.rewriting.names import numbered, unused
+from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import with_indices
 from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
 from tilewright.passes.tensor.chains.estimates import alone_s
@@ -122,7 +120,7 @@ class _Search:
         self.tried: set[tuple[int, int]] = set()
 
     def next(self) -> _Joined | None:
-        """The next product with the sums over its rows that are worth joining; None where there are no more."""
+        """The next product with sums over its rows that are worth joining; None where there are no more."""
         for walk in self.order.ops:
             if not self._free(walk) or not _folds(self.kernels[callee_of(walk)]):
                 continue
@@ -162,9 +160,7 @@ class _Search:
             return None
         kernel, arguments, returned = merged(sums, self.kernels, outputs, callee_of(walk), once=True)
         joint = _Joint(self.kernels[callee_of(product)], product, value, kernel, arguments, returned)
-        kept = [
-            v for v in product.results if any(op not in sums for op in self.order.readers.get(v, ()))
-        ]
+        kept = [v for v in product.results if any(op not in sums for op in self.order.readers.get(v, ()))]
         best = self._best(joint, kept)
         if best is None:
             return None
@@ -175,7 +171,7 @@ class _Search:
         return _Joined(tuple(calls), best)
 
     def _ends(self, walk: Op) -> list[Op]:
-        """The calls that read what a walk gives, where these only add up its parts; none where it is whole."""
+        """The calls that read parts which a walk gives, where all may join; none where it is whole."""
         readers = [op for v in walk.results for op in self.order.readers.get(v, ())]
         found = list(dict.fromkeys(readers))
         parts = any(v.tensor.rank > 1 for v in walk.results)
@@ -334,9 +330,7 @@ class _Joint:
         return ctx.estimator.remembered(("product sums", kernel_text(kernel), hardware), answer)
 
     # -- what is summed --------------------------------------------------------------------------------------
-    def _points(
-        self, ctx: PassContext
-    ) -> tuple[list[WholeSum], Func, list[Value], list[Value]] | None:
+    def _points(self, ctx: PassContext) -> tuple[list[WholeSum], Func, list[Value], list[Value]] | None:
         """The product with what is summed among its results, its dimensions merged.
 
         Gives the sums, the kernel, what it is called with, and for each sum what it adds up. None where
@@ -438,7 +432,9 @@ class _PointWriter:
             return self.joint.summed
         return self._summand_of_plain(op, place)
 
-    def _places(self, op: Op, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]) -> set[tuple[Expr, ...]]:
+    def _places(
+        self, op: Op, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]
+    ) -> set[tuple[Expr, ...]]:
         """Where an op reads what the product gives, in the dimensions of the walk."""
         found: set[tuple[Expr, ...]] = set()
         for v, at in zip(op.operands, reads(op), strict=True):
@@ -510,7 +506,7 @@ class _PointWriter:
         place: tuple[Expr, ...],
         ranges: Mapping[str, tuple[int, int]],
     ) -> list[tuple[Value, tuple[Expr, ...]]] | None:
-        """What an op of the sums reads, as values of the product's kernel, and where; None where it cannot."""
+        """What an op of the sums reads, as values of the product's kernel, and where; None if it cannot."""
         if any(fill is not None for fill in fills(op)):
             return None
         found: list[tuple[Value, tuple[Expr, ...]]] = []
@@ -523,7 +519,11 @@ class _PointWriter:
         return found
 
     def _element(
-        self, v: Value, index: tuple[Expr, ...], place: tuple[Expr, ...], ranges: Mapping[str, tuple[int, int]]
+        self,
+        v: Value,
+        index: tuple[Expr, ...],
+        place: tuple[Expr, ...],
+        ranges: Mapping[str, tuple[int, int]],
     ) -> tuple[Value, tuple[Expr, ...]] | None:
         own = tuple(map(Sym, self.par))
         if v in self.joint.of_value:

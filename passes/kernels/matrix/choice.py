@@ -138,7 +138,11 @@ def _exchanged(
 
     Of two factors in columns roles turn the second one; tiles are higher than wide then.
     """
-    if problem.summed is not None or not view.rounds or (takes_roles(problem, hardware) and not turns_second(problem)):
+    if (
+        problem.summed is not None
+        or not view.rounds
+        or (takes_roles(problem, hardware) and not turns_second(problem))
+    ):
         return view, problem
     other = view.exchange()
     turned = matrix_problem(kernel, other)

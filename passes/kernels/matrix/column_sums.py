@@ -1,8 +1,8 @@
-"""Sums of columns that the kernel of a product takes of its results: what they are, and how a tile takes them.
+"""Sums of columns that the kernel of a product takes of its results: what they are, and how tiles take them.
 
-Every result passes through rows of 16 in shared memory on its way to memory. There a lane adds up one column of
-them, so that no lane needs another one's registers; what the rows of a part have is combined at the end of a
-tile, by one thread for each column. Tiles hold whole parts, so that no sum crosses them.
+Every result passes through shared memory on its way to memory, 16 rows at a time. There a lane adds up one
+column of them, so that no lane needs registers of another one; what the rows of a part have is combined at
+the end of a tile, by one thread for each column. Tiles hold whole parts, so that no sum crosses them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ GROUP_ROWS = MMA_M
 class ColumnSums:
     """The sums of columns of a kernel, by parts of `length` rows of the product.
 
-    folds: sums over the rows of a group, with parallel dimensions (part, group in it, column). ends: sums over
-    the groups of a part and maps of what these give, with parallel dimensions (part, column). points: what is
-    summed, values of the product's own domain; firsts: those of which the first row of a group is read.
+    folds: sums over the rows of a group, with parallel dimensions (part, group in it, column). ends: sums
+    over the groups of a part and maps of what these give, with parallel dimensions (part, column). points:
+    what is summed, values of the product's own domain; firsts: those whose first row of a group is read.
     """
 
     length: int
@@ -52,8 +52,8 @@ class ColumnSums:
 
 def row_index(view: MatrixView, row: Expr, column: Expr, ranges: Ranges) -> tuple[Expr, ...]:
     """The index of a result, by the number of its row among all and its column."""
-    index: dict[str, Expr] = {d: 0 for d in view.batch}
-    index |= {d: column if view.sizes[d] > 1 or len(view.columns) == 1 else 0 for d in view.columns}
+    index: dict[str, Expr] = dict.fromkeys(view.batch, 0)
+    index |= {d: column if view.sizes[d] > 1 else 0 for d in view.columns}
     step = 1
     for i, d in reversed(list(enumerate(view.rows))):
         e = row // step
@@ -164,11 +164,11 @@ class _Sums:
         (p, c), ranges = tuple(par), ranges_of(op)
         for v, at in _plain_reads(op, ranges):
             if v in self.ended:
-                fits = at == (Sym(p), Sym(c))
+                fits = at == _simple((Sym(p), Sym(c)), ranges)
             elif not red:
                 fits = False
             elif v in self.folded:
-                fits = at == (Sym(p), Sym(next(iter(red))), Sym(c))
+                fits = at == _simple((Sym(p), Sym(next(iter(red))), Sym(c)), ranges)
             else:
                 row = (Sym(p) * self.groups + Sym(next(iter(red)))) * GROUP_ROWS
                 fits = v in self.points and at == self._at(row, c, ranges)
@@ -179,17 +179,18 @@ class _Sums:
         return True
 
     def _at(self, row: Expr, column: str, ranges: Ranges) -> tuple[Expr, ...]:
-        at = row_index(self.view, simplify(row, ranges), Sym(column), ranges)
-        return tuple(simplify(e, ranges) for e in at)
+        return _simple(row_index(self.view, simplify(row, ranges), Sym(column), ranges), ranges)
 
 
 def _plain_reads(op: Op, ranges: Ranges) -> list[tuple[Value, tuple[Expr, ...]]]:
     """What an op reads where, simplified; an operand that is no tensor element by element fits nowhere."""
     if any(fill is not None for fill in fills(op)):
         return [(v, ()) for v in op.operands]
-    return [
-        (v, tuple(simplify(e, ranges) for e in at)) for v, at in zip(op.operands, reads(op), strict=True)
-    ]
+    return [(v, _simple(at, ranges)) for v, at in zip(op.operands, reads(op), strict=True)]
+
+
+def _simple(at: Sequence[Expr], ranges: Ranges) -> tuple[Expr, ...]:
+    return tuple(simplify(e, ranges) for e in at)
 
 
 class TileSums:
@@ -212,8 +213,8 @@ class TileSums:
     ) -> None:
         """Add up a column of a group of rows.
 
-        staged: gives an element of a value in a row of the group. place: the first row and column of the tile;
-        group, column: therein.
+        staged: gives an element of a value in a row of the group. place: the first row and column of the
+        tile; group, column: therein.
         """
         w, sums = self.w, self.sums
         row = w.simple(place[0] + group * GROUP_ROWS)
@@ -249,7 +250,7 @@ class TileSums:
                 w.store(element(v, 0), self.kept[v], (group, column))
 
     def finish(self, place: tuple[Expr, Expr], threads: int) -> None:
-        """Combine the groups of each part and write what the ends give, a thread for each column of a part."""
+        """Combine the groups of each part and write what the ends give: a thread for each column of one."""
         w, sums = self.w, self.sums
         count = self.rows // sums.length * self.columns
         with w.loop("part", -(-count // threads)) as step:
@@ -293,7 +294,8 @@ class TileSums:
                     w.store(total, w.outputs[op.result], (part, at))
 
     def _start(self, op: Op) -> Value:
-        return self.w.b.const(op["init"][0], op.result.tensor.dtype)  # type: ignore[index]
+        start: float = op["init"][0]  # type: ignore[index, assignment]
+        return self.w.b.const(start, op.result.tensor.dtype)
 
 
 def _names(at: Sequence[Expr], name: str) -> bool:

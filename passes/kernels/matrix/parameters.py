@@ -152,7 +152,7 @@ class MatrixParameters(AttrRecord):
             )
 
     def check_sums(self, sums: ColumnSums) -> None:
-        """Raise InputError where a tile does not hold whole parts of sums of columns, or all of their rows."""
+        """Raise InputError where a tile does not hold whole parts of sums of columns, or not all of a row."""
         shared = self.parts > 1 or self.stores == ENGINE
         if self.block.m % sums.length or self.exchanged or shared:
             raise InputError(

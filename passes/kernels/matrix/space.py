@@ -132,7 +132,7 @@ _PARTS, _SHARING_WARPS = (2, 4, 8), ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2),
 
 @dataclass(frozen=True)
 class SummedColumns:
-    """Sums of columns that a product takes of its results, by parts of `part_rows` rows that tiles hold whole.
+    """Sums of columns that a product takes of its results: parts of `part_rows` rows, whole ones in a tile.
 
     values, value_bytes: what is summed of a result, and its bytes in shared memory. group_bytes: bytes that a
     column keeps of every 16 rows until the end of a tile. fold_work: instructions per result; group_work: per
@@ -148,7 +148,7 @@ class SummedColumns:
 
     @property
     def vector_work(self) -> float:
-        """Instructions of a warp per vector of four results: values are written as such and read one by one."""
+        """Instructions of a warp per vector of four results: values are written as such, and read singly."""
         return 5.0 * self.values + 4.0 * (self.fold_work + self.group_work / MMA_M)
 
     def shared_bytes(self, rows: IntArray, columns: IntArray, staged: IntArray) -> IntArray:

@@ -103,8 +103,8 @@ def shifted_sums(
 ) -> tuple[Value, Value]:
     """Append the sums of `x - k` and of its square, of each part.
 
-    over: dimensions of the parts and columns; within: those that are added up. every, first: where `x` and `k`
-    are read; with `k` among the elements of a part no element is far from it.
+    over: dimensions of the parts and columns; within: those that are added up. every, first: where `x` and
+    `k` are read; with `k` among the elements of a part no element is far from it.
     """
     t, source = TensorType(dtype, tuple(over.values())), value.tensor.dtype
 

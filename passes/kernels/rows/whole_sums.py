@@ -1,4 +1,4 @@
-"""Sums over all rows of arrays, in one piece or by parts that another op adds: what they are, and what they read."""
+"""Sums over all rows of arrays, in one piece or by parts that another op adds: what they are and read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WholeSum:
     """A sum over rows, of which there is one for each column.
 
     op: what walks along the rows. results: what stands for the finished sums: one value, or mean and sum of
-    squared distances from it. value, at: of such moments the array, and where it is read at each point of `op`.
+    squared distances from it. value, at: of such moments the array, and where `op` reads it at each point.
     """
 
     op: Op
@@ -49,9 +49,7 @@ def whole_sums(func: Func) -> Iterator[WholeSum]:
             taken |= found[1]
     for moments in moments_of(func):
         if moments.squares not in taken:
-            yield WholeSum(
-                moments.squares, (moments.mean, moments.squares.result), moments.value, moments.at
-            )
+            yield WholeSum(moments.squares, (moments.mean, moments.squares.result), moments.value, moments.at)
             taken |= {moments.total, moments.squares}
     for op in func.body.ops:
         if op in taken or not adds(op):
@@ -127,7 +125,11 @@ def _adds_few_parts(op: Op, part: Op) -> bool:
     """The same of a map that reads each of a few parts."""
     assert op.body is not None
     shape, columns = part.result.tensor.shape, tuple(map(Sym, dims(op, "par")))
-    if op.operands != (part.result,) * shape[0] or len(op.results) != 1 or any(f is not None for f in fills(op)):
+    if (
+        op.operands != (part.result,) * shape[0]
+        or len(op.results) != 1
+        or any(f is not None for f in fills(op))
+    ):
         return False
     if list(reads(op)) != [(i, *columns) for i in range(shape[0])]:
         return False

@@ -1,4 +1,4 @@
-"""The order of the calls of @main: who makes and reads what, which calls can be one, and orders that are valid."""
+"""The order of the calls of @main: who makes and reads what, which can be one, and orders that are valid."""
 
 from __future__ import annotations
 

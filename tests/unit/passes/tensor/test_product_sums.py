@@ -1,7 +1,5 @@
 """Sums over the rows of a product in its kernel: what joins, and how exact every kind of kernel is."""
 
-from dataclasses import replace
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ from attention_training import emulated
 
 import tilewright as tw
 from tilewright.costmodel import load_hardware
-from tilewright.ir import InputError, Pairs
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import chosen_for, with_parameters
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
@@ -21,7 +18,7 @@ JOINED = "split-sums, inline-scalars, inline-maps, fuse-kernels, join-product-su
 KERNELS = JOINED + "split-dims, merge-dims, choose-parameters"
 
 #: a convolution, its results in 16 bits
-PRODUCT = """    %0 = tensor.contract(%x, %w, par = (n: {n}, y: {y}, x: {x}, k: {k}), red = (r: {r}, s: {r}, c: {c}),
+PRODUCT = """    %0 = tensor.contract(%x, %w, par = {par}, red = (r: {r}, s: {r}, c: {c}),
                          reads = [[n, y + r - {r} // 2, x + s - {r} // 2, c], [k, r, s, c]],
                          fill = [0.0, none]) : f32[{n}, {y}, {x}, {k}] {{
       ^(%a: {dtype}, %b: {dtype}, %acc: f32)
@@ -30,7 +27,7 @@ PRODUCT = """    %0 = tensor.contract(%x, %w, par = (n: {n}, y: {y}, x: {x}, k: 
       %e = scalar.fma(%c, %d, %acc) : f32
       scalar.yield(%e)
     }}
-    %1 = tensor.map(%0, %shift, par = (n: {n}, y: {y}, x: {x}, k: {k}), reads = [[n, y, x, k], [k]])
+    %1 = tensor.map(%0, %shift, par = {par}, reads = [[n, y, x, k], [k]])
          : {dtype}[{n}, {y}, {x}, {k}] {{
       ^(%a: f32, %b: f32)
       %c = scalar.add(%a, %b) : f32
@@ -38,7 +35,7 @@ PRODUCT = """    %0 = tensor.contract(%x, %w, par = (n: {n}, y: {y}, x: {x}, k: 
       scalar.yield(%d)
     }}
 """
-MOMENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = (n: {n}, y: {y}, x: {x}), reads = [[n, y, x, k]]) : f32[{k}] {{
+MOMENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = {rows}, reads = [[n, y, x, k]]) : f32[{k}] {{
       ^(%a: {dtype}, %acc: f32)
       %f = scalar.cast(%a, dtype = "f32") : f32
       %s = scalar.add(%f, %acc) : f32
@@ -50,7 +47,7 @@ MOMENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = (n: {n}, y: {y}, x
       %m = scalar.div(%a, %n) : f32
       scalar.yield(%m)
     }}
-    %4 = tensor.reduce(%1, %3, par = (k: {k}), red = (n: {n}, y: {y}, x: {x}), reads = [[n, y, x, k], [k]]) : f32[{k}] {{
+    %4 = tensor.reduce(%1, %3, par = (k: {k}), red = {rows}, reads = [[n, y, x, k], [k]]) : f32[{k}] {{
       ^(%a: {dtype}, %m: f32, %acc: f32)
       %f = scalar.cast(%a, dtype = "f32") : f32
       %d = scalar.sub(%f, %m) : f32
@@ -60,13 +57,13 @@ MOMENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = (n: {n}, y: {y}, x
     tensor.return(%1, %3, %4)
 """
 #: sums of a gradient, and of it times what another array holds at the same points
-GRADIENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = (n: {n}, y: {y}, x: {x}), reads = [[n, y, x, k]]) : f32[{k}] {{
+GRADIENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = {rows}, reads = [[n, y, x, k]]) : f32[{k}] {{
       ^(%a: {dtype}, %acc: f32)
       %f = scalar.cast(%a, dtype = "f32") : f32
       %s = scalar.add(%f, %acc) : f32
       scalar.yield(%s)
     }}
-    %3 = tensor.reduce(%1, %z, %shift, par = (k: {k}), red = (n: {n}, y: {y}, x: {x}),
+    %3 = tensor.reduce(%1, %z, %shift, par = (k: {k}), red = {rows},
                        reads = [[n, y, x, k], [n, y, x, k], [k]]) : f32[{k}] {{
       ^(%a: {dtype}, %o: {dtype}, %m: f32, %acc: f32)
       %f = scalar.cast(%a, dtype = "f32") : f32
@@ -82,7 +79,9 @@ DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 
 def network(sums, dtype="bf16", **sizes):
-    sizes = {**SIZES, **sizes, "dtype": dtype}
+    sizes = {**SIZES, **sizes, "dtype": dtype, "rows": "(n: {n}, y: {y}, x: {x})"}
+    sizes["rows"] = sizes["rows"].format(**sizes)
+    sizes["par"] = f"{sizes['rows'][:-1]}, k: {sizes['k']})"
     params = "%x: {dtype}[{n}, {y}, {x}, {c}], %w: {dtype}[{k}, {r}, {r}, {c}], %shift: f32[{k}]"
     params += ", %z: {dtype}[{n}, {y}, {x}, {k}]" if "%z" in sums else ""
     results = "{dtype}[{n}, {y}, {x}, {k}], f32[{k}], f32[{k}]"
@@ -160,9 +159,7 @@ def with_plan(made, way):
     tile, warps, stages, engine, more = WAYS[way]
     kernel = product_of(made)
     found = chosen_for(kernel).parameters
-    plan = MatrixParameters(
-        MatrixTile(*tile), Warps(*warps), stages, found.channel, 1, engine, **more
-    )
+    plan = MatrixParameters(MatrixTile(*tile), Warps(*warps), stages, found.channel, 1, engine, **more)
     new = with_parameters(kernel, **vars(plan))
     return made.with_funcs(tuple(new if f is kernel else f for f in made.funcs))
 
