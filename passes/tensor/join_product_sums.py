@@ -191,11 +191,11 @@ class _Search:
 
     def _best(self, joint: _Joint, kept: Sequence[Value]) -> _Pieces | None:
         """The pieces by the parts that take the least time."""
-        found = [
-            pieces for rows in PART_ROWS
-            if (pieces := joint.pieces(rows, kept, self.ctx, self.hardware)) is not None
-        ]  # fmt: skip
-        return min(found, key=lambda pieces: pieces.seconds, default=None)
+        points = joint.points(self.ctx)
+        if points is None:
+            return None
+        found = (joint.pieces(points, rows, kept, self.ctx, self.hardware) for rows in PART_ROWS)
+        return min((p for p in found if p is not None), key=lambda p: p.seconds, default=None)
 
     # -- rewriting -------------------------------------------------------------------------------------------
     def take(self, joined: _Joined) -> None:
@@ -249,6 +249,19 @@ def _is_product(kernel: Func) -> bool:
     return names.count("tensor.contract") == 1 and set(names) <= {"tensor.contract", "tensor.map"}
 
 
+@dataclass(frozen=True)
+class _Points:
+    """A product's kernel with what is summed among its results, its dimensions merged.
+
+    operands: what it is called with. values: what each of the sums adds up, inside the kernel.
+    """
+
+    sums: tuple[WholeSum, ...]
+    product: Func
+    operands: tuple[Value, ...]
+    values: tuple[Value, ...]
+
+
 class _Joint:
     """A product's kernel and one that sums over the rows of what it computes.
 
@@ -274,13 +287,10 @@ class _Joint:
         self.of_value = [p for p, v in self.by_param.items() if v is value]
 
     def pieces(
-        self, rows: int, kept: Sequence[Value], ctx: PassContext, hardware: GpuHardware
+        self, points: _Points, rows: int, kept: Sequence[Value], ctx: PassContext, hardware: GpuHardware
     ) -> _Pieces | None:
         """Both kernels by parts of so many rows, with parameters; None where there are none."""
-        points = self._points(ctx)
-        if points is None:
-            return None
-        sums, func, arguments, values = points
+        sums, func = points.sums, points.product
         (op,) = (o for o in func.body.ops if o.name == "tensor.contract")
         view = matrix_view(func, op)
         if view is None or not takes_sums(view) or view.size(view.rows) % rows:
@@ -288,7 +298,7 @@ class _Joint:
         results = dict(zip(self.call.results, func.body.ops[-1].operands, strict=False))
         b = Builder(op.loc)
         parts: dict[WholeSum, tuple[Value, ...]] = {}
-        for whole, value in zip(sums, values, strict=True):
+        for whole, value in zip(sums, points.values, strict=True):
             parts[whole] = _parts_of(b, view, whole, value, rows)
         given = [(v, results[v]) for v in kept]
         made = tuple(v for whole in sums for v in parts[whole])
@@ -305,7 +315,7 @@ class _Joint:
         finished, reads_of = end
         return _Pieces(
             product,
-            tuple(arguments),
+            points.operands,
             (*(v for v, _ in given), *(outer[v] for v in made)),
             finished,
             tuple(outer.get(v, v) for v in reads_of),
@@ -330,12 +340,8 @@ class _Joint:
         return ctx.estimator.remembered(("product sums", kernel_text(kernel), hardware), answer)
 
     # -- what is summed --------------------------------------------------------------------------------------
-    def _points(self, ctx: PassContext) -> tuple[list[WholeSum], Func, list[Value], list[Value]] | None:
-        """The product with what is summed among its results, its dimensions merged.
-
-        Gives the sums, the kernel, what it is called with, and for each sum what it adds up. None where
-        something else is computed over rows, or not at the product's own points.
-        """
+    def points(self, ctx: PassContext) -> _Points | None:
+        """The product with what is summed; None where that is not computed at the product's own points."""
         if len(self.of_value) != 1 or self.of_value[0].tensor != self.summed.tensor:
             return None
         if self.summed.tensor.shape != tuple(dims(self.contract, "par").values()):
@@ -360,8 +366,8 @@ class _Joint:
         body = Block(params, (*own[:-1], *writer.b.ops, last))
         func = Func(Level.TENSOR, "points", body, tuple(v.type for v in results))
         canonical = ctx.estimator.canonical(func, ctx)
-        arguments = [*self.call.operands, *writer.params]
-        return sums, canonical, arguments, list(canonical.body.ops[-1].operands[len(own[-1].operands) :])
+        summed = canonical.body.ops[-1].operands[len(own[-1].operands) :]
+        return _Points(tuple(sums), canonical, (*self.call.operands, *writer.params), tuple(summed))
 
     # -- what finishes the sums ------------------------------------------------------------------------------
     def _end(
@@ -388,11 +394,16 @@ class _Joint:
             return None  # something else reads what the product gives
         block = Block((*params.values(), *outer), ops)
         end = Func(Level.TENSOR, "end", block, tuple(v.type for v in ops[-1].operands))
-        try:
-            chosen = ctx.estimator.kernel(end, ctx)
-        except UnsupportedError:
-            return None
-        return chosen, [*params, *(self.by_param[p] for p in outer)]
+
+        def answer() -> Func | None:
+            try:
+                return ctx.estimator.kernel(end, ctx)
+            except UnsupportedError:
+                return None
+
+        question = ("parts of product sums", kernel_text(end), ctx.hardware, ctx.target)
+        chosen = ctx.estimator.remembered(question, answer)
+        return None if chosen is None else (chosen, [*params, *(self.by_param[p] for p in outer)])
 
 
 class _PointWriter:
