@@ -31,11 +31,11 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores, matrix_variant
-from tilewright.passes.kernels.matrix.column_sums import GROUP_ROWS, row_index, takes_sums
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.rows.moments import joined_means, joined_moments, shifted_sums
 from tilewright.passes.kernels.rows.whole_sums import WholeSum, covers, whole_sums
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, row_index, takes_sums
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import with_indices

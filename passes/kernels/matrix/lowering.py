@@ -17,7 +17,6 @@ from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.analysis.shared_work import LANES
-from tilewright.passes.kernels.matrix.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
     MatrixParameters,
@@ -37,6 +36,7 @@ from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, result_lanes, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tile_edges import inside_and_edges

@@ -11,8 +11,8 @@ from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
 from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
-from tilewright.passes.kernels.matrix.column_sums import ColumnSums, column_sums
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
+from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"

@@ -28,10 +28,10 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
-from tilewright.passes.kernels.matrix.column_sums import ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
+from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90

@@ -39,7 +39,6 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.analysis.shared_work import LANES
-from tilewright.passes.kernels.matrix.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     PIECE_PADS,
@@ -62,6 +61,7 @@ from tilewright.passes.kernels.matrix.warpgroup import (
     warpgroup_rows,
 )
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines

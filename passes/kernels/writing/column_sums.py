@@ -7,20 +7,53 @@ the end of a tile, by one thread for each column. Tiles hold whole parts, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 from tilewright.ir import Expr, Func, InputError, Op, Sym, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
-from tilewright.passes.kernels.matrix.view import MatrixView
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: rows that one lane adds up at a time: those of a fragment, of which a warp brings as many to shared memory
 GROUP_ROWS = MMA_M
+
+
+class Product(Protocol):
+    """A contraction as batched product of [m, k] and [n, k]: names of the dimensions of its results."""
+
+    @property
+    def op(self) -> Op:
+        """The contraction."""
+        ...
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Those that make up m."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that make up n."""
+        ...
+
+    @property
+    def batch(self) -> tuple[str, ...]:
+        """Those of both factors."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """All extents."""
+        ...
+
+    def size(self, names: tuple[str, ...]) -> int:
+        """Product of the extents of dimensions."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +83,7 @@ class ColumnSums:
         return frozenset(r for op in self.ends for r in op.results)
 
 
-def row_index(view: MatrixView, row: Expr, column: Expr, ranges: Ranges) -> tuple[Expr, ...]:
+def row_index(view: Product, row: Expr, column: Expr, ranges: Ranges) -> tuple[Expr, ...]:
     """The index of a result, by the number of its row among all and its column."""
     index: dict[str, Expr] = dict.fromkeys(view.batch, 0)
     index |= {d: column if view.sizes[d] > 1 else 0 for d in view.columns}
@@ -62,7 +95,7 @@ def row_index(view: MatrixView, row: Expr, column: Expr, ranges: Ranges) -> tupl
     return tuple(index[d] for d in dims(view.op, "par"))
 
 
-def takes_sums(view: MatrixView) -> bool:
+def takes_sums(view: Product) -> bool:
     """Return whether a product's rows are one dimension of a matrix, with a column's neighbours in memory."""
     par = dims(view.op, "par")
     last = next((d for d in reversed(par) if par[d] > 1), "")
@@ -77,7 +110,7 @@ def point_ops(kernel: Func, op: Op) -> tuple[Op, ...]:
     return behind[:first]
 
 
-def column_sums(kernel: Func, view: MatrixView) -> ColumnSums | None:
+def column_sums(kernel: Func, view: Product) -> ColumnSums | None:
     """The sums of columns of a kernel around one contraction; None where it has none.
 
     Behind the maps of the product's own points there are, in this order: sums over `r` of rows
@@ -100,7 +133,7 @@ def column_sums(kernel: Func, view: MatrixView) -> ColumnSums | None:
 class _Sums:
     """What is known of a kernel's sums while its ops are read one after another."""
 
-    def __init__(self, view: MatrixView, made: frozenset[Value], shape: tuple[int, int, int]) -> None:
+    def __init__(self, view: Product, made: frozenset[Value], shape: tuple[int, int, int]) -> None:
         self.view, self.made = view, made
         self.parts, self.groups, self.columns = shape
         self.points: dict[Value, None] = {}
@@ -109,7 +142,7 @@ class _Sums:
         self.ended: set[Value] = set()
 
     @staticmethod
-    def of(kernel: Func, view: MatrixView, rest: Sequence[Op]) -> ColumnSums | None:
+    def of(kernel: Func, view: Product, rest: Sequence[Op]) -> ColumnSums | None:
         """The sums that these ops are; None where they are something else."""
         shape = tuple(dims(rest[0], "par").values())
         domain_of_product = tuple(dims(view.op, "par").values())
@@ -199,7 +232,7 @@ class TileSums:
     rows, columns: of the tile. Sums of groups lie in shared memory until the tile's results are written.
     """
 
-    def __init__(self, w: Writer, view: MatrixView, sums: ColumnSums, rows: int, columns: int) -> None:
+    def __init__(self, w: Writer, view: Product, sums: ColumnSums, rows: int, columns: int) -> None:
         self.w, self.view, self.sums = w, view, sums
         self.rows, self.columns = rows, columns
         shape = (rows // GROUP_ROWS, columns)
