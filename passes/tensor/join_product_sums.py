@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isqrt
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -49,6 +50,8 @@ LEAST_BYTES = 1 << 20
 PART_ROWS = (64, 128, 256)
 #: the new kernels must be estimated to save at least this share of what the sums take on their own
 GAIN = 0.25
+#: joining parts in two steps must be estimated to take at most this share of one step
+TWICE_GAIN = 0.7
 WHEN = ("auto", "always", "never")
 
 
@@ -80,31 +83,25 @@ def join_product_sums(module: Module, ctx: PassContext, *, when: str = "auto") -
 
 
 @dataclass(frozen=True)
-class _Pieces:
-    """A product with sums by parts, and what finishes them: kernels, and the values they are called with.
+class _Call:
+    """A kernel with parameters, the values of @main that it is called with, and those that it gives."""
 
-    Values are those of the calls, or the parts, which have values of their own.
-    """
+    kernel: Func
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
 
-    product: Func
-    product_operands: tuple[Value, ...]
-    product_results: tuple[Value, ...]
-    end: Func
-    end_operands: tuple[Value, ...]
-    end_results: tuple[Value, ...]
 
-    @property
-    def seconds(self) -> float:
-        """The estimate of both."""
-        return estimate_of(self.product) + estimate_of(self.end)
+def _seconds(calls: Sequence[_Call]) -> float:
+    """The estimates of calls together."""
+    return sum(estimate_of(call.kernel) for call in calls)
 
 
 @dataclass(frozen=True)
 class _Joined:
-    """Calls that two new ones replace."""
+    """Calls, and those that replace them: a product with sums by parts, and what joins the parts."""
 
     calls: tuple[Op, ...]
-    pieces: _Pieces
+    new: tuple[_Call, ...]
 
 
 class _Search:
@@ -166,7 +163,7 @@ class _Search:
             return None
         calls = self.order.sorted([product, *sums])
         apart_s = sum(self._alone(call) for call in calls)
-        if not self.always and best.seconds > apart_s - GAIN * self._alone(walk):
+        if not self.always and _seconds(best) > apart_s - GAIN * self._alone(walk):
             return None
         return _Joined(tuple(calls), best)
 
@@ -189,29 +186,25 @@ class _Search:
     def _alone(self, call: Op) -> float:
         return alone_s(self.kernels[callee_of(call)], self.ctx, self.hardware)
 
-    def _best(self, joint: _Joint, kept: Sequence[Value]) -> _Pieces | None:
-        """The pieces by the parts that take the least time."""
+    def _best(self, joint: _Joint, kept: Sequence[Value]) -> tuple[_Call, ...] | None:
+        """The calls by the parts that take the least time."""
         points = joint.points(self.ctx)
         if points is None:
             return None
-        found = (joint.pieces(points, rows, kept, self.ctx, self.hardware) for rows in PART_ROWS)
-        return min((p for p in found if p is not None), key=lambda p: p.seconds, default=None)
+        found = (joint.by_parts(points, rows, kept, self.ctx, self.hardware) for rows in PART_ROWS)
+        return min((calls for calls in found if calls is not None), key=_seconds, default=None)
 
     # -- rewriting -------------------------------------------------------------------------------------------
     def take(self, joined: _Joined) -> None:
-        """Put the two new calls in the place of the old ones."""
-        pieces, own = joined.pieces, set(map(id, joined.calls))
-        base = callee_of(joined.calls[0])
+        """Put the new calls in the place of the old ones."""
+        own, base = set(map(id, joined.calls)), callee_of(joined.calls[0])
         new = []
-        for kernel, suffix, operands, results in (
-            (pieces.product, "sums", pieces.product_operands, pieces.product_results),
-            (pieces.end, "parts", pieces.end_operands, pieces.end_results),
-        ):
-            name = numbered(f"{base}_{suffix}", self.names)
+        for i, call in enumerate(joined.new):
+            name = numbered(f"{base}_{'parts' if i else 'sums'}", self.names)
             self.names.add(name)
-            self.made.append(replace(kernel, name=name))
+            self.made.append(replace(call.kernel, name=name))
             attrs = (("callee", Ref(name)),)
-            new.append(Op("tensor.call", operands, attrs, results, None, joined.calls[0].loc))
+            new.append(Op("tensor.call", call.operands, attrs, call.results, None, joined.calls[0].loc))
         first = self.order.position[id(joined.calls[0])]
         ops: list[Op] = []
         for i, op in enumerate(self.order.ops):
@@ -286,10 +279,10 @@ class _Joint:
         self.summed = inside
         self.of_value = [p for p, v in self.by_param.items() if v is value]
 
-    def pieces(
+    def by_parts(
         self, points: _Points, rows: int, kept: Sequence[Value], ctx: PassContext, hardware: GpuHardware
-    ) -> _Pieces | None:
-        """Both kernels by parts of so many rows, with parameters; None where there are none."""
+    ) -> tuple[_Call, ...] | None:
+        """The product by parts of so many rows, and what joins these; None where that is not possible."""
         sums, func = points.sums, points.product
         (op,) = (o for o in func.body.ops if o.name == "tensor.contract")
         view = matrix_view(func, op)
@@ -308,19 +301,12 @@ class _Joint:
         body = body.with_ops(live_ops(body))
         kernel = Func(Level.TENSOR, "product", body, tuple(v.type for v in returned))
         product = self._chosen(kernel, ctx, hardware)
-        end = self._end(parts, view.size(view.rows) // rows, rows, ctx)
-        if product is None or end is None:
+        outer = {whole: tuple(Value(v.type, "parts") for v in parts[whole]) for whole in sums}
+        ends = None if product is None else self._ends(outer, rows, ctx)
+        if product is None or ends is None:
             return None
-        outer = {v: Value(v.type, "parts") for v in made}
-        finished, reads_of = end
-        return _Pieces(
-            product,
-            points.operands,
-            (*(v for v, _ in given), *(outer[v] for v in made)),
-            finished,
-            tuple(outer.get(v, v) for v in reads_of),
-            tuple(self.returned),
-        )
+        results = (*(v for v, _ in given), *(v for whole in sums for v in outer[whole]))
+        return (_Call(product, points.operands, results), *ends)
 
     def _chosen(self, kernel: Func, ctx: PassContext, hardware: GpuHardware) -> Func | None:
         """The product with sums and its parameters; None where tensor cores cannot, or nothing fits."""
@@ -369,21 +355,65 @@ class _Joint:
         summed = canonical.body.ops[-1].operands[len(own[-1].operands) :]
         return _Points(tuple(sums), canonical, (*self.call.operands, *writer.params), tuple(summed))
 
-    # -- what finishes the sums ------------------------------------------------------------------------------
-    def _end(
-        self, parts: Mapping[WholeSum, tuple[Value, ...]], count: int, rows: int, ctx: PassContext
-    ) -> tuple[Func, list[Value]] | None:
-        """The kernel that finishes the sums from parts, with parameters, and what it is called with."""
+    # -- what joins the parts --------------------------------------------------------------------------------
+    def _ends(
+        self, parts: Mapping[WholeSum, tuple[Value, ...]], rows: int, ctx: PassContext
+    ) -> tuple[_Call, ...] | None:
+        """What finishes the sums from parts of so many rows: one call, or two where parts are many."""
+        whole = self._end(parts, rows, ctx)
+        count = next(iter(parts.values()))[0].tensor.shape[0]
+        together = max(n for n in range(1, isqrt(count) + 1) if count % n == 0)
+        if whole is None or together == 1:
+            return None if whole is None else (whole,)
+        fewer = {
+            s: tuple(Value(_rows_of(v.tensor, count // together), "parts") for v in values)
+            for s, values in parts.items()
+        }
+        before, last = self._fewer(parts, fewer, rows, ctx), self._end(fewer, rows * together, ctx)
+        if before is None or last is None or _seconds((before, last)) > TWICE_GAIN * _seconds((whole,)):
+            return (whole,)
+        return before, last
+
+    def _fewer(
+        self,
+        parts: Mapping[WholeSum, tuple[Value, ...]],
+        fewer: Mapping[WholeSum, tuple[Value, ...]],
+        rows: int,
+        ctx: PassContext,
+    ) -> _Call | None:
+        """The call that joins some parts each to fewer ones."""
+        b = Builder()
+        params = {v: Value(v.type, "parts") for values in parts.values() for v in values}
+        joined: list[Value] = []
+        for whole, values in parts.items():
+            count, columns = fewer[whole][0].tensor.shape
+            part = ("each", values[0].tensor.shape[0] // count)
+            at = (Sym("part") * part[1] + Sym("each"), Sym("column"))
+            over = {"part": count, "column": columns}
+            joined += _joined(b, whole, [params[v] for v in values], at, over, part, rows)
+        b.do("tensor.return", *joined)
+        kernel = Func(
+            Level.TENSOR, "fewer", Block(tuple(params.values()), tuple(b.ops)), tuple(v.type for v in joined)
+        )
+        chosen = _with_parameters(kernel, ctx)
+        results = tuple(v for values in fewer.values() for v in values)
+        return None if chosen is None else _Call(chosen, tuple(params), results)
+
+    def _end(self, parts: Mapping[WholeSum, tuple[Value, ...]], rows: int, ctx: PassContext) -> _Call | None:
+        """The call that finishes the sums from parts; None where something reads the product besides."""
         b = Builder()
         env: dict[Value, Value] = {}
-        params: dict[Value, Value] = {}  # the parts, by the values that the product gives
+        params: dict[Value, Value] = {}  # of the parts
         first = {r: whole for whole in parts for r in whole.results[:1]}
         for op in self.kernel.body.ops:
             for r in op.results:
                 if r in first:
                     whole = first[r]
                     given = [params.setdefault(v, Value(v.type, "parts")) for v in parts[whole]]
-                    env.update(zip(whole.results, _finished(b, whole, given, count, rows), strict=True))
+                    count, columns = given[0].tensor.shape
+                    at, over = (Sym("part"), Sym("column")), {"column": columns}
+                    finished = _joined(b, whole, given, at, over, ("part", count), rows)
+                    env.update(zip(whole.results, finished, strict=True))
             if not op.results or any(r not in env for r in op.results):
                 b.append(op.with_operands(tuple(env.get(v, v) for v in op.operands)))
         block = Block((*params.values(), *self.kernel.params), tuple(b.ops))
@@ -394,16 +424,26 @@ class _Joint:
             return None  # something else reads what the product gives
         block = Block((*params.values(), *outer), ops)
         end = Func(Level.TENSOR, "end", block, tuple(v.type for v in ops[-1].operands))
+        chosen = _with_parameters(end, ctx)
+        operands = (*params, *(self.by_param[p] for p in outer))
+        return None if chosen is None else _Call(chosen, operands, tuple(self.returned))
 
-        def answer() -> Func | None:
-            try:
-                return ctx.estimator.kernel(end, ctx)
-            except UnsupportedError:
-                return None
 
-        question = ("parts of product sums", kernel_text(end), ctx.hardware, ctx.target)
-        chosen = ctx.estimator.remembered(question, answer)
-        return None if chosen is None else (chosen, [*params, *(self.by_param[p] for p in outer)])
+def _rows_of(t: TensorType, rows: int) -> TensorType:
+    return TensorType(t.dtype, (rows, *t.shape[1:]))
+
+
+def _with_parameters(kernel: Func, ctx: PassContext) -> Func | None:
+    """The kernel with the parameters that the model chooses; None where no family takes it."""
+
+    def answer() -> Func | None:
+        try:
+            return ctx.estimator.kernel(kernel, ctx)
+        except UnsupportedError:
+            return None
+
+    question = ("parts of product sums", kernel_text(kernel), ctx.hardware, ctx.target)
+    return ctx.estimator.remembered(question, answer)
 
 
 class _PointWriter:
@@ -604,16 +644,20 @@ def _parts_of(b: Builder, view: MatrixView, whole: WholeSum, value: Value, rows:
     return (_added(b, sums, of_part, ("group", groups), group_at),)
 
 
-def _finished(
-    b: Builder, whole: WholeSum, given: Sequence[Value], parts: int, rows: int
+def _joined(
+    b: Builder,
+    whole: WholeSum,
+    parts: Sequence[Value],
+    at: tuple[Expr, ...],
+    over: Mapping[str, int],
+    part: tuple[str, int],
+    rows: int,
 ) -> tuple[Value, ...]:
-    """Append what finishes a sum from its parts."""
-    over = {"column": given[0].tensor.shape[1]}
-    part = ("part", parts)
+    """Append what a sum is of parts of so many rows, which are read at `at`, for each point of `over`."""
     if whole.value is not None:
-        means, squares = given
-        return joined_means(b, means, squares, over, part, rows)
-    return (_added(b, given[0], over, part, (Sym("part"), Sym("column"))),)
+        means, squares = parts
+        return joined_means(b, means, squares, at, over, part, rows)
+    return (_added(b, parts[0], over, part, at),)
 
 
 def _added(

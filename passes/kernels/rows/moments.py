@@ -163,15 +163,21 @@ def joined_moments(
 
 
 def joined_means(
-    b: Builder, means: Value, squares: Value, over: Mapping[str, int], part: tuple[str, int], length: int
+    b: Builder,
+    means: Value,
+    squares: Value,
+    of_part: tuple[Expr, ...],
+    over: Mapping[str, int],
+    part: tuple[str, int],
+    length: int,
 ) -> tuple[Value, Value]:
     """Append the mean of all parts, and the sum of squared distances from it, from those of each part.
 
-    means, squares: of parts of `length` elements, the dimension of which comes before those of `over`.
+    means, squares: of parts of `length` elements, read at `of_part`. over: the dimensions of the results;
+    part: that of the parts.
     """
     dtype, red = means.tensor.dtype, dict([part])
     t, columns = TensorType(dtype, tuple(over.values())), tuple(map(Sym, over))
-    of_part = (Sym(part[0]), *columns)
     inner, (m, acc) = scalar_body([dtype] * 2)
     inner.do("scalar.yield", inner.value("scalar.add", m, acc))
     (total,) = structured(

@@ -14,7 +14,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import chosen_for, with_parameters
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
-from tilewright.passes.tensor import split_sums
+from tilewright.passes.tensor import join_product_sums, split_sums
 
 TARGET = "cuda:sm_90a:h200"
 CONTEXT = PassContext(TARGET, load_hardware(TARGET))
@@ -195,6 +195,21 @@ def test_every_kind_of_kernel_sums_what_it_stores(sums, way):
         rtol = (1e-5, 2e-3)  # the product is of what the product's kernel computed, before it is rounded
     for got, exactly, bound in zip(totals, wanted, rtol, strict=True):
         close(got, exactly, bound)
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("sums", [MOMENTS, GRADIENTS], ids=["moments", "gradients"])
+def test_many_parts_are_joined_in_two_steps(sums, monkeypatch):
+    monkeypatch.setattr(join_product_sums, "TWICE_GAIN", 100.0)
+    monkeypatch.setattr(join_product_sums, "PART_ROWS", (64,))
+    module = network(sums, r=1, n=4, y=16, x=16)
+    made = with_plan(joined(module), "warps")
+    calls = [op for op in made.main.body.ops if op.name == "tensor.call"]
+    assert [len(op.results) for op in calls] == [3, 2, 2]
+    assert [r.tensor.shape for op in calls[:2] for r in op.results[-2:]] == [(16, 40)] * 2 + [(4, 40)] * 2
+    x = inputs_of(module, 100.0)
+    for got, wanted in zip(emulated(made, x), tw.interpret(module, *x, precision="fp64"), strict=True):
+        close(got, wanted, 1e-2)
 
 
 @pytest.mark.emulator
