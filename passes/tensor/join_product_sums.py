@@ -337,6 +337,8 @@ class _Joint:
         values: list[Value] = []
         for whole in whole_sums(self.kernel):
             if not writer.reads_value(whole.op):
+                if any(v.tensor.size >= self.summed.tensor.size for v in whole.op.operands):
+                    return None  # a walk along another array would be left to what joins the parts
                 continue
             point = writer.summand(whole)
             if point is None:

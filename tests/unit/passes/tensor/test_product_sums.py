@@ -275,6 +275,15 @@ def test_a_sum_that_reads_results_at_two_places_stays_apart():
     assert not any("sums" in f.name for f in made.funcs)
 
 
+def test_a_walk_along_another_array_besides_stays_as_it_is(monkeypatch):
+    """Two sums share a walk along the other array; one of them does not read the product."""
+    monkeypatch.setattr(split_sums, "GAIN", 0.0)
+    other = GRADIENTS.replace("%2 = tensor.reduce(%1,", "%2 = tensor.reduce(%z,")
+    beside = joined(network(other), JOINED)
+    assert sorted(map(len, map(names_of, beside.funcs))) == [2, 2, 2]  # the product, both sums, the calls
+    assert not any("sums" in f.name for f in beside.funcs)
+
+
 def test_nothing_joins_where_that_is_not_asked_for():
     apart = joined(network(MOMENTS), JOINED.replace("always", "never"))
     assert not any("sums" in f.name for f in apart.funcs)
