@@ -305,8 +305,8 @@ class _Joint:
         ends = None if product is None else self._ends(outer, rows, ctx)
         if product is None or ends is None:
             return None
-        results = (*(v for v, _ in given), *(v for whole in sums for v in outer[whole]))
-        return (_Call(product, points.operands, results), *ends)
+        gives = (*(v for v, _ in given), *(v for whole in sums for v in outer[whole]))
+        return (_Call(product, points.operands, gives), *ends)
 
     def _chosen(self, kernel: Func, ctx: PassContext, hardware: GpuHardware) -> Func | None:
         """The product with sums and its parameters; None where tensor cores cannot, or nothing fits."""
