@@ -10,11 +10,13 @@ from attention_training import emulated
 import tilewright as tw
 from tilewright.costmodel import load_hardware
 from tilewright.ir import InputError, parse, show_func
+from tilewright.libraries.candidates import graphs_in, products_in
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import chosen_for, with_parameters
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
 from tilewright.passes.tensor import join_product_sums, split_sums
+from tilewright.tuning.kernels.search_space import search_space
 
 TARGET = "cuda:sm_90a:h200"
 CONTEXT = PassContext(TARGET, load_hardware(TARGET))
@@ -289,3 +291,15 @@ def test_nothing_joins_where_that_is_not_asked_for():
     assert not any("sums" in f.name for f in apart.funcs)
     with pytest.raises(InputError, match="when among auto, always, never"):
         joined(network(MOMENTS), JOINED.replace("always", "sometimes"))
+
+
+def test_only_tensor_cores_compute_a_product_with_sums():
+    """Neither lanes nor libraries are candidates where kernels are measured."""
+    kernel = product_of(joined(network(MOMENTS, r=1)))
+    space = search_space(kernel, CONTEXT.hardware)
+    assert space is not None
+    assert {chosen_for(space.variant(i)).template for i in range(0, len(space), 50)} == {"matrix"}
+    assert not products_in(kernel)
+    assert not graphs_in(kernel)
+    without = joined(network(MOMENTS, r=1), JOINED.replace("always", "never") + "choose-parameters")
+    assert any(products_in(f) for f in without.funcs if f.name != "main")
