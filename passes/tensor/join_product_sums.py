@@ -319,7 +319,7 @@ class _Joint:
             if not has_tensor_cores(hardware, problem):
                 return None
             try:
-                return matrix_variant(kernel, view, choose_matrix(problem, hardware))
+                return matrix_variant(kernel, view, choose_matrix(problem, hardware), hardware)
             except InputError:
                 return None  # no tile holds whole parts
 

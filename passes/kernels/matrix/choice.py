@@ -211,7 +211,7 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
         return None
     view, problem, gpu = cores
     if problem.summed is not None:  # nothing else sums columns besides
-        return matrix_variant(kernel, view, choose_matrix(problem, gpu))
+        return matrix_variant(kernel, view, choose_matrix(problem, gpu), gpu)
     lanes = choose_contract(contract_problem(kernel, view.op), gpu)
     try:
         best = choose_matrix(problem, gpu)
