@@ -259,7 +259,7 @@ class _Matrix:
             group, column = w.unravel(number, shape)
             with w.when(w.below(number, count)):
                 tile_sums.fold(
-                    lambda v, row: w.load(self.summed[v], (w.simple(group * GROUP_ROWS + row), column)),
+                    lambda v, row, _: w.load(self.summed[v], (w.simple(group * GROUP_ROWS + row), column)),
                     place,
                     group,
                     column,

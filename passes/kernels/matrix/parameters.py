@@ -153,11 +153,14 @@ class MatrixParameters(AttrRecord):
 
     def check_sums(self, sums: ColumnSums) -> None:
         """Raise InputError where a tile does not hold whole parts of sums of columns, or not all of a row."""
-        shared = self.parts > 1 or self.stores == ENGINE
-        if self.block.m % sums.length or self.exchanged or shared:
+        if self.block.m % sums.length or self.exchanged or self.parts > 1:
             raise InputError(
-                f"expected tiles of whole parts of {sums.length} rows, factors in their order, a block for "
-                "each tile and threads that store where a product sums columns"
+                f"expected tiles of whole parts of {sums.length} rows, factors in their order and a block for "
+                "each tile where a product sums columns"
+            )
+        if self.stores == ENGINE and not sums.stored:
+            raise InputError(
+                "expected threads that store where a product sums what is not computed from what it stores"
             )
 
     def _check_parts(self, view: MatrixView) -> None:

@@ -31,7 +31,7 @@ from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
-from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums, point_ops
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
@@ -42,6 +42,8 @@ INSTRUCTIONS = {
 }  # fmt: skip
 #: stages of a ring at least beside results that the copy engine writes, and bytes for barriers and alignment
 LEAST_WRITTEN_STAGES, BESIDE_RING_BYTES = 3, 4096
+#: bytes of results that the copy engine writes
+RESULT_BYTES = 2
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -228,17 +230,21 @@ def parameters_for(
 
 def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
     """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
-    narrow = all(isinstance(t, TensorType) and itemsize(t.dtype) == 2 for t in kernel.result_types)
-    if not p.copiers or p.parts > 1 or view.stored or view.splits or not narrow:
+    if not p.copiers or p.parts > 1 or view.stored or view.splits:
         return 0
-    results = [v.tensor for v in kernel.body.ops[-1].operands]
+    sums, numbered = column_sums(kernel, view), list(enumerate(kernel.body.ops[-1].operands))
+    results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
+    if any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()) or (sums is not None and not sums.stored):
+        return 0
     tiling = Tiling(view.batch, view.rows, view.columns, p.team_warps, p.warp_n)
-    written = result_maps(view.op, results, tiling, 0)
+    written = result_maps(view.op, results, tiling)
     if written is None:
         return 0
     warps = p.teams * p.team_warps
-    pieces = len(results) * warps * PIECES * MMA_M * written[0] * itemsize(results[0].dtype)
+    beside = len(results) * warps * PIECES * MMA_M * written[0] * RESULT_BYTES
+    if sums is not None:
+        beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _summed(sums).group_bytes
     panel = ROW_BYTES[-1] // itemsize(view.dtype)
     stage = p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
-    room = hardware.smem_per_block_max_bytes // p.resident - pieces - BESIDE_RING_BYTES
+    room = hardware.smem_per_block_max_bytes // p.resident - beside - BESIDE_RING_BYTES
     return min(p.stages, room // stage)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import gcd
 
@@ -62,7 +63,7 @@ from tilewright.passes.kernels.matrix.warpgroup import (
 )
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
-from tilewright.passes.kernels.writing.engine_results import EngineResults, Place, Tiling
+from tilewright.passes.kernels.writing.engine_results import EngineResults, Panel, Place, Tiling
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
@@ -252,7 +253,8 @@ class _RoleMatrix:
         if plan.stores != ENGINE:
             return None
         tiling = Tiling(view.batch, view.rows, view.columns, plan.team_warps, plan.warp_n)
-        return EngineResults.of(self.w, self.op, tiling)
+        results = list(self.w.outputs) if self.column_sums is None else self.column_sums.written
+        return EngineResults.of(self.w, self.op, tiling, results)
 
     def _stage(self) -> Stage:
         """Where a team's warps bring sums into rows of results, each a piece of its own."""
@@ -271,6 +273,8 @@ class _RoleMatrix:
         for _ in range(plan.teams):
             sums = TileSums(w, self.view, self.column_sums, plan.block.m, plan.block.n)
             self.tile_sums.append(sums)
+            if self.results is not None:
+                continue  # pieces of results are read where the copy engine reads them
             self.summed.append(
                 {v: w.alloc(shape, v.tensor.dtype, "shared", "summed") for v in self.column_sums.points}
             )
@@ -625,7 +629,8 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         if self.results is not None:
             assert not isinstance(stage, Value)
-            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole)
+            read = partial(self._sum_panel, team, tile) if self.tile_sums else None
+            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole, read)
             return
         assert isinstance(stage, Value)
         columns = self._piece_columns()
@@ -650,6 +655,27 @@ class _RoleMatrix:
             if self.tile_sums:
                 self._sum_piece(team, tile, m, n)
 
+    def _sum_panel(self, team: int, tile: _Tile, panel: Panel) -> None:
+        """Add up the columns of a warp's panel of results, of which a lane takes two neighbours."""
+        w, lane = self.w, Sym("tid") % WARP
+        assert self.results is not None
+        columns = self.results.columns
+
+        def laid(v: Value, row: int, column: Expr) -> Value:
+            piece, (warp, turn, _, _) = panel.laid[v]
+            return w.load(piece, (warp, turn, row, column))
+
+        with w.loop("c", -(-columns // (2 * WARP)), unroll=1) as step:
+            first = w.simple((step * WARP + lane) * 2)
+            with w.when(w.below(first, columns)):
+                self.tile_sums[team].fold_stored(
+                    lambda v, row, behind: laid(v, row, w.simple(first + behind)),
+                    (tile.m, tile.n),
+                    w.simple(panel.row // GROUP_ROWS),
+                    w.simple(panel.column + first),
+                    2,
+                )
+
     def _sum_piece(self, team: int, tile: _Tile, m: Expr, n: Expr) -> None:
         """Add up the columns of a warp's piece of results, a lane each."""
         w, columns, summed = self.w, self._piece_columns(), self.summed[team]
@@ -658,7 +684,7 @@ class _RoleMatrix:
             column = w.simple(step * WARP + lane)
             with w.when(w.below(column, columns)):
                 self.tile_sums[team].fold(
-                    lambda v, row: w.load(summed[v], (warp, row, column)),
+                    lambda v, row, _: w.load(summed[v], (warp, row, column)),
                     (tile.m, tile.n),
                     w.simple(m // GROUP_ROWS),
                     w.simple(n + column),

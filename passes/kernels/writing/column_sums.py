@@ -17,6 +17,7 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import MMA_M
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.passes.kernels.writing.points import Points
 from tilewright.passes.kernels.writing.writer import Writer
 
 #: rows that one lane adds up at a time: those of a fragment, of which a warp brings as many to shared memory
@@ -63,6 +64,8 @@ class ColumnSums:
     folds: sums over the rows of a group, with parallel dimensions (part, group in it, column). ends: sums
     over the groups of a part and maps of what these give, with parallel dimensions (part, column). points:
     what is summed, values of the product's own domain; firsts: those whose first row of a group is read.
+    written: results of the product's own domain, in their order; stored: whether all that is summed can be
+    computed from these and from parameters.
     """
 
     length: int
@@ -71,6 +74,8 @@ class ColumnSums:
     ends: tuple[Op, ...]
     points: tuple[Value, ...]
     firsts: tuple[Value, ...]
+    written: tuple[Value, ...]
+    stored: bool
 
     @property
     def groups(self) -> int:
@@ -162,9 +167,19 @@ class _Sums:
             return None
         if not all(map(known.fold, folds)) or not all(map(known.end, ends)):
             return None
-        length = shape[1] * GROUP_ROWS
+        results = dict.fromkeys(kernel.body.ops[-1].operands)
+        written = tuple(v for v in results if v not in known.ended)
+        producers = {r: op for op in kernel.body.ops for r in op.results}
+        given = frozenset((*written, *kernel.params))
         return ColumnSums(
-            length, shape[0], tuple(folds), tuple(ends), tuple(known.points), tuple(known.firsts)
+            shape[1] * GROUP_ROWS,
+            shape[0],
+            tuple(folds),
+            tuple(ends),
+            tuple(known.points),
+            tuple(known.firsts),
+            written,
+            all(_follows(v, given, producers) for v in known.points),
         )
 
     def fold(self, op: Op) -> bool:
@@ -215,6 +230,14 @@ class _Sums:
         return _simple(row_index(self.view, simplify(row, ranges), Sym(column), ranges), ranges)
 
 
+def _follows(v: Value, given: frozenset[Value], producers: Mapping[Value, Op]) -> bool:
+    """Return whether maps compute a value from given ones alone."""
+    if v in given:
+        return True
+    op = producers[v]
+    return op.name == "tensor.map" and all(_follows(x, given, producers) for x in op.operands)
+
+
 def _plain_reads(op: Op, ranges: Ranges) -> list[tuple[Value, tuple[Expr, ...]]]:
     """What an op reads where, simplified; an operand that is no tensor element by element fits nowhere."""
     if any(fill is not None for fill in fills(op)):
@@ -242,12 +265,18 @@ class TileSums:
         self.kept |= {v: w.alloc(shape, v.tensor.dtype, "shared", "firsts") for v in sums.firsts}
 
     def fold(
-        self, staged: Callable[[Value, int], Value], place: tuple[Expr, Expr], group: Expr, column: Expr
+        self,
+        staged: Callable[[Value, int, Expr], Value],
+        place: tuple[Expr, Expr],
+        group: Expr,
+        column: Expr,
+        lanes: int = 1,
     ) -> None:
-        """Add up a column of a group of rows.
+        """Add up columns of a group of rows.
 
-        staged: gives an element of a value in a row of the group. place: the first row and column of the
-        tile; group, column: therein.
+        staged: gives an element of a value in a row of the group, so many columns behind the first one.
+        place: the first row and column of the tile; group, column: therein. lanes: columns that are added up,
+        all of which are inside where the first one is.
         """
         w, sums = self.w, self.sums
         row = w.simple(place[0] + group * GROUP_ROWS)
@@ -255,12 +284,13 @@ class TileSums:
             *w.below(row, self.view.size(self.view.rows)),
             *w.below(w.simple(place[1] + column), self.view.size(self.view.columns)),
         )
-        with w.when(inside):
+        with w.when(inside), w.loop("v", lanes, unroll=1) as behind:
+            at = w.simple(column + behind)
             known: dict[tuple[Value, int], Value] = {}
 
             def element(v: Value, r: int) -> Value:
                 if (v, r) not in known:
-                    known[v, r] = staged(v, r)
+                    known[v, r] = staged(v, r, behind)
                 return known[v, r]
 
             totals = [self._start(op) for op in sums.folds]
@@ -271,16 +301,40 @@ class TileSums:
                     env = {
                         p: w.simple(row // sums.length),
                         g: w.simple(group % sums.groups),
-                        c: w.simple(place[1] + column),
+                        c: w.simple(place[1] + at),
                         name: r,
                     }
-                    values = [element(v, r if _names(at, name) else 0)
-                              for v, at in zip(op.operands, reads(op), strict=True)]  # fmt: skip
+                    values = [element(v, r if _names(index, name) else 0)
+                              for v, index in zip(op.operands, reads(op), strict=True)]  # fmt: skip
                     (totals[i],) = w.inline(op, [*values, totals[i]], env)
             for op, total in zip(sums.folds, totals, strict=True):
-                w.store(total, self.kept[op.result], (group, column))
+                w.store(total, self.kept[op.result], (group, at))
             for v in sums.firsts:
-                w.store(element(v, 0), self.kept[v], (group, column))
+                w.store(element(v, 0), self.kept[v], (group, at))
+
+    def fold_stored(
+        self,
+        laid: Callable[[Value, int, Expr], Value],
+        place: tuple[Expr, Expr],
+        group: Expr,
+        column: Expr,
+        lanes: int,
+    ) -> None:
+        """Add up columns of a group of rows whose results are laid down as they are stored.
+
+        What is summed besides is computed from these once more. laid: gives an element of a result, as
+        `staged` of `fold` does.
+        """
+        points: dict[int, Points] = {}
+
+        def staged(v: Value, r: int, behind: Expr) -> Value:
+            if r not in points:
+                points[r] = Points(self.w, {x: laid(x, r, behind) for x in self.sums.written})
+            row = place[0] + group * GROUP_ROWS + r
+            at = row_index(self.view, row, place[1] + column + behind, self.w.ranges)
+            return points[r].value(v, at)
+
+        self.fold(staged, place, group, column, lanes)
 
     def finish(self, place: tuple[Expr, Expr], threads: int) -> None:
         """Combine the groups of each part and write what the ends give: a thread for each column of one."""

@@ -157,6 +157,14 @@ WAYS = {
     "the copy engine": (
         (64, 64, 32), (4, 1, 1), 2, "wgmma", {"copiers": 4, "blocks": 2, "transport": "engine"},
     ),
+    "results by the copy engine": (
+        (192, 32, 32), (4, 1, 1), 2, "wgmma",
+        {"copiers": 4, "blocks": 2, "transport": "engine", "stores": "engine"},
+    ),
+    "results of two teams by the copy engine": (
+        (64, 16, 32), (4, 1, 1), 2, "wgmma",
+        {"copiers": 4, "blocks": 2, "teams": 2, "transport": "engine", "stores": "engine"},
+    ),
 }  # fmt: skip
 
 
