@@ -661,15 +661,15 @@ class _RoleMatrix:
         assert self.results is not None
         columns = self.results.columns
 
-        def laid(v: Value, row: int, column: Expr) -> Value:
-            piece, (warp, turn, _, _) = panel.laid[v]
+        def laid(value: Value, row: Expr, column: Expr) -> Value:
+            piece, (warp, turn, _, _) = panel.laid[value]
             return w.load(piece, (warp, turn, row, column))
 
         with w.loop("c", -(-columns // (2 * WARP)), unroll=1) as step:
             first = w.simple((step * WARP + lane) * 2)
             with w.when(w.below(first, columns)):
                 self.tile_sums[team].fold_stored(
-                    lambda v, row, behind: laid(v, row, w.simple(first + behind)),
+                    lambda value, row, behind: laid(value, row, w.simple(first + behind)),
                     (tile.m, tile.n),
                     w.simple(panel.row // GROUP_ROWS),
                     w.simple(panel.column + first),

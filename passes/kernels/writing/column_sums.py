@@ -266,7 +266,7 @@ class TileSums:
 
     def fold(
         self,
-        staged: Callable[[Value, int, Expr], Value],
+        staged: Callable[[Value, Expr, Expr], Value],
         place: tuple[Expr, Expr],
         group: Expr,
         column: Expr,
@@ -274,7 +274,7 @@ class TileSums:
     ) -> None:
         """Add up columns of a group of rows.
 
-        staged: gives an element of a value in a row of the group, so many columns behind the first one.
+        staged: gives an element of a value by its row in the group and its column behind the first one.
         place: the first row and column of the tile; group, column: therein. lanes: columns that are added up,
         all of which are inside where the first one is.
         """
@@ -284,37 +284,40 @@ class TileSums:
             *w.below(row, self.view.size(self.view.rows)),
             *w.below(w.simple(place[1] + column), self.view.size(self.view.columns)),
         )
-        with w.when(inside), w.loop("v", lanes, unroll=1) as behind:
-            at = w.simple(column + behind)
-            known: dict[tuple[Value, int], Value] = {}
-
-            def element(v: Value, r: int) -> Value:
-                if (v, r) not in known:
-                    known[v, r] = staged(v, r, behind)
-                return known[v, r]
-
-            totals = [self._start(op) for op in sums.folds]
-            for r in range(GROUP_ROWS):
-                for i, op in enumerate(sums.folds):
-                    p, g, c = dims(op, "par")
+        with w.when(inside):
+            totals = [w.alloc((lanes,), op.result.tensor.dtype, "reg", "total") for op in sums.folds]
+            firsts = {v: w.alloc((lanes,), v.tensor.dtype, "reg", "first") for v in sums.firsts}
+            with w.loop("v", lanes, unroll=1) as v:
+                for op, total in zip(sums.folds, totals, strict=True):
+                    w.store(self._start(op), total, (v,))
+                for value, first in firsts.items():
+                    w.store(staged(value, 0, v), first, (v,))
+            with w.loop("r", GROUP_ROWS, unroll=1) as r, w.loop("v", lanes, unroll=1) as v:
+                known: dict[Value, Value] = {}
+                for op, total in zip(sums.folds, totals, strict=True):
                     (name,) = dims(op, "red")
-                    env = {
-                        p: w.simple(row // sums.length),
-                        g: w.simple(group % sums.groups),
-                        c: w.simple(place[1] + at),
-                        name: r,
-                    }
-                    values = [element(v, r if _names(index, name) else 0)
-                              for v, index in zip(op.operands, reads(op), strict=True)]  # fmt: skip
-                    (totals[i],) = w.inline(op, [*values, totals[i]], env)
-            for op, total in zip(sums.folds, totals, strict=True):
-                w.store(total, self.kept[op.result], (group, at))
-            for v in sums.firsts:
-                w.store(element(v, 0), self.kept[v], (group, at))
+                    values = []
+                    for value, index in zip(op.operands, reads(op), strict=True):
+                        if not _names(index, name):
+                            values.append(w.load(firsts[value], (v,)))
+                            continue
+                        if value not in known:
+                            known[value] = staged(value, r, v)
+                        values.append(known[value])
+                    at = (row // sums.length, group % sums.groups, place[1] + column + v)
+                    env = {**dict(zip(dims(op, "par"), map(w.simple, at), strict=True)), name: r}
+                    (new,) = w.inline(op, [*values, w.load(total, (v,))], env)
+                    w.store(new, total, (v,))
+            with w.loop("v", lanes, unroll=1) as v:
+                at = (group, w.simple(column + v))
+                for op, total in zip(sums.folds, totals, strict=True):
+                    w.store(w.load(total, (v,)), self.kept[op.result], at)
+                for value, first in firsts.items():
+                    w.store(w.load(first, (v,)), self.kept[value], at)
 
     def fold_stored(
         self,
-        laid: Callable[[Value, int, Expr], Value],
+        laid: Callable[[Value, Expr, Expr], Value],
         place: tuple[Expr, Expr],
         group: Expr,
         column: Expr,
@@ -325,14 +328,13 @@ class TileSums:
         What is summed besides is computed from these once more. laid: gives an element of a result, as
         `staged` of `fold` does.
         """
-        points: dict[int, Points] = {}
+        points: dict[tuple[Expr, Expr], Points] = {}
 
-        def staged(v: Value, r: int, behind: Expr) -> Value:
-            if r not in points:
-                points[r] = Points(self.w, {x: laid(x, r, behind) for x in self.sums.written})
-            row = place[0] + group * GROUP_ROWS + r
-            at = row_index(self.view, row, place[1] + column + behind, self.w.ranges)
-            return points[r].value(v, at)
+        def staged(value: Value, r: Expr, v: Expr) -> Value:
+            if (r, v) not in points:
+                points[r, v] = Points(self.w, {x: laid(x, r, v) for x in self.sums.written})
+            row, at = place[0] + group * GROUP_ROWS + r, place[1] + column + v
+            return points[r, v].value(value, row_index(self.view, row, at, self.w.ranges))
 
         self.fold(staged, place, group, column, lanes)
 
