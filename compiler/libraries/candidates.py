@@ -20,7 +20,7 @@ from tilewright.libraries.program import program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.kernels.decision import cost_of
-from tilewright.passes.kernels.kernel_problem import sums_columns
+from tilewright.passes.kernels.matrix.choice import sums_columns
 from tilewright.passes.pipelines import TENSOR
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel

@@ -102,12 +102,6 @@ def ops_named(kernel: Func, *names: str) -> list[Op]:
     return [op for op in kernel.body.ops if op.name in names]
 
 
-def sums_columns(kernel: Func) -> bool:
-    """Return whether a kernel reduces what its contraction computes: only some engines can."""
-    names = [op.name for op in kernel.body.ops]
-    return "tensor.contract" in names and "tensor.reduce" in names[names.index("tensor.contract") :]
-
-
 def only_op(kernel: Func, *names: str) -> Op | None:
     """The op of a kernel that does nothing else, where it has one of these names; None for other kernels."""
     ops = kernel.body.ops

@@ -27,9 +27,13 @@ from tilewright.passes.kernels.kernel_problem import (
     contract_problem,
     contract_roles,
     ops_named,
+)
+from tilewright.passes.kernels.matrix.choice import (
+    likely_matrix,
+    matrix_variant,
+    on_tensor_cores_of,
     sums_columns,
 )
-from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
 from tilewright.passes.kernels.writing.staging import region
 
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)

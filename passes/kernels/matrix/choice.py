@@ -33,6 +33,7 @@ from tilewright.passes.kernels.matrix.space import (
     turns_second,
 )
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
+from tilewright.passes.kernels.writing.column_sums import column_sums
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
@@ -45,6 +46,15 @@ TF32_ROLES_GAIN = 1.05
 SPLIT_ROLES_GAIN = 0.9
 #: the same of blocks that share sums, and of tiles whose number comes out in whole waves
 SHARING_GAIN, WAVES_GAIN = 0.9, 0.9
+
+
+def sums_columns(kernel: Func) -> bool:
+    """Return whether a kernel sums columns of what its contraction computes, which only tensor cores can."""
+    names = [op.name for op in kernel.body.ops]
+    if names.count("tensor.contract") != 1 or "tensor.reduce" not in names[names.index("tensor.contract") :]:
+        return False
+    view = matrix_view(kernel, ops_named(kernel, "tensor.contract")[0])
+    return view is not None and column_sums(kernel, view) is not None
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:

@@ -12,7 +12,7 @@ from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
 from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
-from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums
+from tilewright.passes.kernels.writing.column_sums import ColumnSums, known_sums
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
@@ -280,7 +280,7 @@ def matrix_parameters(kernel: Func, view: MatrixView) -> tuple[MatrixParameters,
     taken = view.exchange() if found.exchanged else view
     with faults_of(kernel):
         found.check(taken)
-        sums = column_sums(kernel, view)
+        sums = known_sums(kernel, view)
         if sums is not None:
             found.check_sums(sums)
     return found, taken

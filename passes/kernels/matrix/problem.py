@@ -234,7 +234,9 @@ def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardwar
         return 0
     sums, numbered = column_sums(kernel, view), list(enumerate(kernel.body.ops[-1].operands))
     results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
-    if any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()) or (sums is not None and not sums.stored):
+    if any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()) or (
+        sums is not None and not sums.stored
+    ):
         return 0
     tiling = Tiling(view.batch, view.rows, view.columns, p.team_warps, p.warp_n)
     written = result_maps(view.op, results, tiling)

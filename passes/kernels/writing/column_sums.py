@@ -119,20 +119,27 @@ def column_sums(kernel: Func, view: Product) -> ColumnSums | None:
     """The sums of columns of a kernel around one contraction; None where it has none.
 
     Behind the maps of the product's own points there are, in this order: sums over `r` of rows
-    part * length + group * 16 + r, sums over groups, and maps of these. Raises InputError for anything else.
+    part * length + group * 16 + r, sums over groups, and maps of these.
     """
-    behind = kernel.body.ops[kernel.body.ops.index(view.op) + 1 : -1]
-    rest = behind[len(point_ops(kernel, view.op)) :]
-    if not rest:
-        return None
-    refused = InputError(
-        f"expected sums over groups of {GROUP_ROWS} rows of a product, and what follows of parts of these",
-        where=f"@{kernel.name}",
-    )
-    found = _Sums.of(kernel, view, rest)
-    if found is None:
-        raise refused
-    return found
+    rest = _behind_points(kernel, view.op)
+    return _Sums.of(kernel, view, rest) if rest else None
+
+
+def known_sums(kernel: Func, view: Product) -> ColumnSums | None:
+    """The same of a kernel that reduces nothing else; raises InputError where it does."""
+    sums = column_sums(kernel, view)
+    if sums is None and _behind_points(kernel, view.op):
+        raise InputError(
+            f"expected sums over groups of {GROUP_ROWS} rows of a product, and what follows of parts of these",
+            where=f"@{kernel.name}",
+        )
+    return sums
+
+
+def _behind_points(kernel: Func, op: Op) -> tuple[Op, ...]:
+    """What stands behind the maps of a contraction's own points."""
+    behind = kernel.body.ops[kernel.body.ops.index(op) + 1 : -1]
+    return behind[len(point_ops(kernel, op)) :]
 
 
 class _Sums:
