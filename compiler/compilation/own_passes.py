@@ -66,9 +66,9 @@ class OwnPasses:
     ) -> tuple[Module, Pipeline]:
         """The module after the own passes of a level, and what is left of the pipeline of its stage.
 
-        The pipeline runs up to the point of own passes; after each of them the module is verified. A pass that
-        cannot run there, since it needs what a later one establishes, but has a place in the pipeline, runs
-        in that place with the options given. Nothing runs where there are none.
+        The pipeline runs up to the point of own passes; after each of them the module is verified. A pass
+        that cannot run there, since it needs what a later one establishes, but has a place in the pipeline,
+        runs in that place with the options given. Nothing runs where there are none.
         """
         own = self.at(level.value)
         if not own.passes:

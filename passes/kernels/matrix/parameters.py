@@ -155,8 +155,8 @@ class MatrixParameters(AttrRecord):
         """Raise InputError where a tile does not hold whole parts of sums of columns, or not all of a row."""
         if self.block.m % sums.length or self.exchanged or self.parts > 1:
             raise InputError(
-                f"expected tiles of whole parts of {sums.length} rows, factors in their order and a block for "
-                "each tile where a product sums columns"
+                f"expected tiles of whole parts of {sums.length} rows, factors in their order and a block "
+                "for each tile where a product sums columns"
             )
         if self.stores == ENGINE and not sums.stored:
             raise InputError(

@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, Sym, TensorType, walk
+from tilewright.ir import Func, Op, Sym, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M
 from tilewright.ir.simplify import coefficients, interval

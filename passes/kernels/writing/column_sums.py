@@ -130,7 +130,7 @@ def known_sums(kernel: Func, view: Product) -> ColumnSums | None:
     sums = column_sums(kernel, view)
     if sums is None and _behind_points(kernel, view.op):
         raise InputError(
-            f"expected sums over groups of {GROUP_ROWS} rows of a product, and what follows of parts of these",
+            f"expected sums over groups of {GROUP_ROWS} rows of a product, and what follows of their parts",
             where=f"@{kernel.name}",
         )
     return sums
@@ -311,8 +311,8 @@ class TileSums:
                         if value not in known:
                             known[value] = staged(value, r, v)
                         values.append(known[value])
-                    at = (row // sums.length, group % sums.groups, place[1] + column + v)
-                    env = {**dict(zip(dims(op, "par"), map(w.simple, at), strict=True)), name: r}
+                    point = (row // sums.length, group % sums.groups, place[1] + column + v)
+                    env = {**dict(zip(dims(op, "par"), map(w.simple, point), strict=True)), name: r}
                     (new,) = w.inline(op, [*values, w.load(total, (v,))], env)
                     w.store(new, total, (v,))
             with w.loop("v", lanes, unroll=1) as v:

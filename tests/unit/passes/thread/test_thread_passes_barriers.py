@@ -201,9 +201,9 @@ OWN = """
 @pytest.mark.parametrize(
     ("read", "barriers"),
     [
-        # all is private to warps: before %own is read, which holds for %sums as well, and before both are written
+        # all is private to warps: before %own is read, which holds for %sums as well, and before the writes
         ("tid // 32", ["warp_barrier", "warp_barrier"]),
-        # every write names the own warp first, but another one reads: what a barrier of the warp does not order
+        # every write names the own warp first, but another one reads, which no barrier of a warp orders
         ("3 - tid // 32", ["warp_barrier", "barrier", "barrier"]),
     ],
 )
