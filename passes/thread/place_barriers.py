@@ -47,9 +47,10 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     inside divergent control, or one with an asynchronous copy that nothing waits for. Loops that keep
     asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
     warpgroups multiply must have been published before the barrier. A barrier in a role is one of its
-    threads; buffers of channels need none (`channel_order`), and what is private to warps, since every access
-    names the warp's own number first, needs one of the warp alone. Where blocks of a cluster meet is a
-    barrier, too; sums over their shared memories are checked (`cluster_order`).
+    threads, so that no other role may use what it writes; buffers of channels need none (`channel_order`),
+    and what is private to warps, since every access names the warp's own number first, needs one of the warp
+    alone. Where blocks of a cluster meet is a barrier, too; sums over their shared memories are checked
+    (`cluster_order`).
     """
     return _placed(func)
 
@@ -65,9 +66,27 @@ def _placed(func: Func) -> Func:
     else:
         check_published(func.body)
     ranges = launch_ranges(func)
+    _check_roles(func, bound, ranges)
     private = private_to_warps(func.body, ranges)
     block, _, _ = _BarrierPlacer(bound, private).block(func.body, [], ranges)
     return func.with_body(block)
+
+
+def _check_roles(func: Func, bound: Set[Value], ranges: Ranges) -> None:
+    """Raise InputError where a role writes a buffer that another one uses, and no channel keeps it in order."""
+    users: dict[Value, dict[str, bool]] = {}
+    for role in roles_of(func):
+        for a in accesses(role, body_ranges(role, ranges)):
+            of_buffer = users.setdefault(a.buffer, {})
+            name = str(role["name"])
+            of_buffer[name] = of_buffer.get(name, False) or a.write
+    for v, roles in users.items():
+        if v not in bound and len(roles) > 1 and any(roles.values()):
+            raise InputError(
+                f"expected one role to use %{v.hint or 'buffer'}, which no channel keeps in order, "
+                f"got {' and '.join(roles)}",
+                where=f"@{func.name}",
+            )
 
 
 @register_invariant("barriers-placed")

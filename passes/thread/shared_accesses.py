@@ -14,7 +14,6 @@ from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.nodes import Block, Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
-from tilewright.ir.thread.role_ops import ROLE
 from tilewright.ir.thread.split_ops import GROUP, place_of_piece
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
@@ -174,17 +173,13 @@ def conflict(a: Access, b: Access) -> bool:
 def private_to_warps(block: Block, ranges: Ranges) -> frozenset[Value]:
     """The buffers of which each warp has a part of its own.
 
-    The first index of every access is the number of the thread's warp, and threads of one role alone do them:
-    those of other roles count their warps from 0 as well.
+    The first index of every access is the number of the thread's warp.
     """
-    users: dict[Value, set[int]] = {}
-    shared: set[Value] = set()
-    for i, op in enumerate(block.ops):
+    own: dict[Value, bool] = {}
+    for op in block.ops:
         for a in accesses(op, body_ranges(op, ranges)):
-            users.setdefault(a.buffer, set()).add(i if op.name == ROLE else -1)
-            if not _of_own_warp(a):
-                shared.add(a.buffer)
-    return frozenset(v for v, roles in users.items() if v not in shared and len(roles) == 1)
+            own[a.buffer] = own.get(a.buffer, True) and _of_own_warp(a)
+    return frozenset(v for v, alone in own.items() if alone)
 
 
 def _of_own_warp(a: Access) -> bool:
