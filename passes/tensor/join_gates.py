@@ -13,11 +13,16 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.rewriting.names import numbered
+from tilewright.passes.rewriting.values import readers
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
-
-#: the kernel is taken where its estimate is below this share of those of its parts
-CLEARLY = 0.9
+from tilewright.passes.tensor.chains.gates import (
+    CLEARLY,
+    has_product,
+    joined_gates,
+    kernel_of,
+    maps_behind,
+)
+from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -37,18 +42,14 @@ def join_gates(
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or isinstance(hardware, CpuHardware):
         return module
-    kernels = joinable_kernels(module)
-    readers: dict[Value, list[Op]] = {}
-    for op in module.main.body.ops:
-        for v in dict.fromkeys(op.operands):
-            readers.setdefault(v, []).append(op)
-    choice = _Choice(readers, kernels, ctx, hardware, when == "always")
+    kernels, read_by = joinable_kernels(module), readers(module.main.body)
+    choice = _Choice(read_by, kernels, ctx, hardware, when == "always")
     names = {f.name for f in module.funcs}
     instead: dict[Op, Op | None] = {}
     for op in module.main.body.ops:
-        if op in instead or not _has_product(_kernel_of(op, kernels)):
+        if op in instead or not has_product(kernel_of(op, kernels)):
             continue
-        maps = _maps_behind(op, readers, kernels, instead)
+        maps = maps_behind(op, read_by, kernels, instead)
         for calls in ([(op, maps)] if maps is not None else []) + [(op,)]:
             call = choice.call_of(calls, names)
             if call is not None:
@@ -80,11 +81,11 @@ class _Choice:
 
     def call_of(self, calls: Sequence[Op], names: set[str]) -> Op | None:
         """The one call that stands for all; None where they stay. A new kernel's name is added to `names`."""
-        if reshapes_filled(calls, self.kernels):
-            return None
-        outputs = {r for c in calls for r in c.results if {*self.readers.get(r, ())} - {*calls}}
         name = f"{callee_of(calls[-1])}_gates"
-        kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
+        made = joined_gates(calls, self.readers, self.kernels, name)
+        if made is None:
+            return None
+        kernel, arguments, returned = made
         text = kernel_text(kernel)
         if text not in self.chosen:
             chosen = self._kernel(kernel, calls)
@@ -107,37 +108,6 @@ class _Choice:
         if not self.always and estimate_of(chosen) >= CLEARLY * apart_s:
             return None
         return chosen
-
-
-def _kernel_of(op: Op, kernels: Mapping[str, Func]) -> Func | None:
-    """The kernel that a call runs, where it may be joined."""
-    plain = op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
-    return kernels.get(callee_of(op)) if plain else None
-
-
-def _has_product(kernel: Func | None) -> bool:
-    """Return whether a kernel has one product, and nothing beside it but maps."""
-    names = [] if kernel is None else [op.name for op in kernel.body.ops[:-1]]
-    return names.count("tensor.contract") == 1 and {*names} <= {"tensor.contract", "tensor.map"}
-
-
-def _maps_behind(
-    product: Op,
-    readers: Mapping[Value, Sequence[Op]],
-    kernels: Mapping[str, Func],
-    taken: Mapping[Op, Op | None],
-) -> Op | None:
-    """The call that reads what a product gives first, where it is one of maps alone; None where it is not.
-
-    Others read it later in the program, where the call of both has been made.
-    """
-    firsts = [readers[v][0] for v in product.results if v in readers]
-    if not firsts or any(op is not firsts[0] for op in firsts):
-        return None
-    kernel = _kernel_of(firsts[0], kernels)
-    if kernel is None or firsts[0] in taken or {op.name for op in kernel.body.ops[:-1]} != {"tensor.map"}:
-        return None
-    return firsts[0]
 
 
 def _with_calls(module: Module, instead: Mapping[Op, Op | None], made: Sequence[Func]) -> Module:

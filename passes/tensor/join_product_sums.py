@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import Literal
 
 from tilewright.costmodel import load_hardware
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -52,11 +53,12 @@ PART_ROWS = (64, 128, 256)
 GAIN = 0.25
 #: joining parts in two steps must be estimated to take at most this share of one step
 TWICE_GAIN = 0.7
-WHEN = ("auto", "always", "never")
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
-def join_product_sums(module: Module, ctx: PassContext, *, when: str = "auto") -> Module:
+def join_product_sums(
+    module: Module, ctx: PassContext, *, when: Literal["auto", "always", "never"] = "auto"
+) -> Module:
     """Add up columns of a product's results where these are written, part by part, and add the parts behind.
 
     rewrite:  %y = call(%x, %w, callee = @conv2d); %s, %q = call(%y, callee = @moments_of_parts);
@@ -71,8 +73,6 @@ def join_product_sums(module: Module, ctx: PassContext, *, when: str = "auto") -
     product, parts to the whole behind. What is summed is what is stored where the graph adds up a stored
     value. when: `auto` where the estimates say that enough is saved, `always` where legal, `never`.
     """
-    if when not in WHEN:
-        raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or not isinstance(hardware, GpuHardware):
         return module

@@ -12,7 +12,8 @@ from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.resident.choice import choose_resident
 from tilewright.passes.kernels.resident_tiles.choice import choose_resident_tiles
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.tensor.chains.estimates import alone_s
+from tilewright.passes.rewriting.values import readers
+from tilewright.passes.tensor.chains.gates import steps_s
 from tilewright.passes.tensor.chains.merge import (
     callee_of,
     joinable_kernels,
@@ -40,8 +41,8 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
 
     What a step is follows from data flow and index sets (`passes/tensor/chains/recurrences.py`,
     `passes/kernels/resident/view.py`): nothing names a network. when: `auto` where the estimate is below 0.9
-    of the sum of the steps' kernels, `always` where legal, `never`. What became of each recurrence, or why it
-    stays apart, is said in an attribute of @main, which `explain` prints.
+    of the sum of the steps' kernels, gates at the ends of their products, `always` where legal, `never`. What
+    became of each recurrence, or why it stays apart, is said in an attribute of @main that `explain` prints.
     """
     if when not in WHEN:
         raise InputError(f"expected when among {', '.join(WHEN)}, got {when!r}")
@@ -65,7 +66,7 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
                 reason = chosen
                 continue
             seconds = sum(estimate_of(p.kernel) for p in chosen)
-            separate = sum(alone_s(kernels[callee_of(c)], ctx, hardware) for c in calls)
+            separate = steps_s(calls, readers(module.main.body), kernels, ctx, hardware)
             if when == "always" or seconds < CLEARLY * separate:
                 for part in chosen:
                     name = numbered(part.kernel.name, {f.name for f in module.funcs})

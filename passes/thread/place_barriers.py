@@ -73,7 +73,7 @@ def _placed(func: Func) -> Func:
 
 
 def _check_roles(func: Func, bound: Set[Value], ranges: Ranges) -> None:
-    """Raise InputError where a role writes a buffer that another one uses, and no channel keeps it in order."""
+    """Raise InputError where a role writes a buffer that others use, and no channel keeps it in order."""
     users: dict[Value, dict[str, bool]] = {}
     for role in roles_of(func):
         for a in accesses(role, body_ranges(role, ranges)):

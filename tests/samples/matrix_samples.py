@@ -8,7 +8,8 @@ from codegen_samples import run
 from decision_samples import with_template
 
 from tilewright.codegen import emit_cuda
-from tilewright.ir import Func, Module, Op, parse, verify
+from tilewright.ir import Builder, Func, Level, Module, Op, Ref, Value, parse, verify
+from tilewright.ir.float_pieces import PIECES, piece_of
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
@@ -92,6 +93,22 @@ def lowered(
     plan = matrix_parameters(*tiles, channel, raster=raster, warps_k=warps_k, engine=engine)
     thread = lower_matrix(with_template(kernel, "matrix", plan))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
+def stored(kernel: Func) -> Func:
+    """The kernel whose two factors are stored in pieces, which are its last parameters."""
+    params = tuple(Value(p.type) for p in kernel.params)
+    b = Builder()
+    results = b.emit("tensor.call", params, {"callee": Ref(kernel.name)}, types=kernel.result_types)
+    b.do("tensor.return", *results)
+    main = Func(Level.TENSOR, "main", b.block(params), kernel.result_types)
+    module = run_pipeline(Module("m", (kernel, main)), Pipeline.parse("store-pieces{when=always}"), CTX)
+    return next(f for f in module.funcs if f.name == kernel.name)
+
+
+def split_of(*arrays: np.ndarray) -> list[np.ndarray]:
+    """The pieces of arrays, those of each one after the other."""
+    return [piece_of(x, number) for x in arrays for number in range(PIECES)]
 
 
 def inputs_of(kernel: Func) -> list[np.ndarray]:

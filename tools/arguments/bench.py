@@ -144,6 +144,14 @@ def _add_instead(p: CommandParser) -> None:
     )
     p.add_scoped(
         p,
+        OptionScope(needs=("--train",)),
+        "--curves",
+        type=_COUNT,
+        metavar="STEPS",
+        help="train so many steps on the same batches with both and compare the losses, in place of timing",
+    )
+    p.add_scoped(
+        p,
         OptionScope(needs=("--kernels",)),
         "--sizes",
         nargs="+",

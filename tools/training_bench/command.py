@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,8 +24,7 @@ from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.peers import gpu_torch
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
 from tilewright.tools.bench.waves import TIMING, TIMING_LIMIT_S, Turn, Waves
-from tilewright.tools.commands.network import passes_of
-from tilewright.tools.training_bench.ours import OurStep, compiled, training_step
+from tilewright.tools.training_bench.ours import OurStep, compile_options, compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
 from tilewright.tools.training_bench.table import training_table, training_text
 from tilewright.tools.training_bench.torch_steps import TorchStep, exact_loss
@@ -168,24 +166,12 @@ def _row(request: _Request, turn: Turn | _Here) -> Row:
         gc.collect()
 
 
-def _options(request: _Request) -> dict[str, Any]:
-    a = request.arguments
-    return {
-        "target": a.target,
-        "tune": a.tune,
-        "tuning_db": a.tuning_db,
-        "budget": a.budget,
-        "streams": a.streams,
-        "libraries": a.libraries == "on",
-        "precision": request.precision,
-        **passes_of(a),
-    }
-
-
 def _compiled(request: _Request, module: Module) -> Row:
     """The row of a step that is compiled only."""
     begin = time.perf_counter()
-    with compiled(training_step(request.row, module), **_options(request)) as exe:
+    with compiled(
+        training_step(request.row, module), **compile_options(request.arguments, request.precision)
+    ) as exe:
         facts = {"launches": len(exe.plan.launches), "kernels": len(exe.plan.kernels)}
     ours = {"peer": "tilewright", "variant": "", "prepare_s": round(time.perf_counter() - begin, 3), **facts}
     return {"status": "compiled", "ratio": None, "ours": [ours], "peers": []}
@@ -213,7 +199,7 @@ def _compared(request: _Request, module: Module, turn: Turn | _Here) -> Row:
             turn.doing("", math.inf)
 
     try:
-        contenders.append(OurStep(row, module, data, _options(request), clock))
+        contenders.append(OurStep(row, module, data, compile_options(a, precision), clock))
         (loss,) = contenders[0].outputs()
         if a.jobs > 1 and (compiling := [w for w in ways if w[0] == "torch-compile"]):
             # Compiling is work of the host that PyTorch keeps on disk: nobody has to wait for it in the turn.

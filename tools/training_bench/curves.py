@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,32 +14,43 @@ from tilewright.tools.training_bench.ours import compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow
 from tilewright.tools.training_bench.torch_steps import TorchLoss, optimizer_of, training_flags
 
+#: different batches of a run
+BATCHES = 4
+
 
 @dataclass(frozen=True)
 class Curves:
-    """Losses per step, of ours, of PyTorch in the same precision, and of PyTorch in float64.
+    """Losses per step, of ours, of PyTorch in the same precision, and of PyTorch in a wider one.
 
-    Training amplifies differences of roundings, by how much depends on the network; PyTorch's own distance
-    from its float64 says what there is to expect.
+    Training amplifies differences of roundings, by how much depends on the network; how far PyTorch's own
+    losses are from those in the wider precision says what there is to expect.
     """
 
     ours: np.ndarray
     torch: np.ndarray
-    exact: np.ndarray
+    wide: np.ndarray
 
     def largest_difference(self, smooth: int = 1) -> float:
-        """The largest relative difference of our losses to PyTorch's, each a mean over `smooth` steps."""
+        """The largest difference of our losses to PyTorch's, each a mean over `smooth` steps."""
         return difference(self.ours, self.torch, smooth)
 
     def of_rounding(self, smooth: int = 1) -> tuple[float, float]:
-        """The largest relative differences to float64: of our losses, and of PyTorch's."""
-        return difference(self.ours, self.exact, smooth), difference(self.torch, self.exact, smooth)
+        """The largest differences to the wider precision: of our losses, and of PyTorch's."""
+        return difference(self.ours, self.wide, smooth), difference(self.torch, self.wide, smooth)
 
 
 def difference(losses: np.ndarray, others: np.ndarray, smooth: int = 1) -> float:
-    """The largest relative difference of losses to others, each a mean over `smooth` steps."""
+    """The largest difference of losses to others, each a mean over `smooth` steps, as a share of the first.
+
+    What has been learnt by heart has a loss near zero, so that shares of the loss itself would say nothing.
+    """
     a, b = (np.convolve(x, np.ones(smooth) / smooth, "valid") for x in (losses, others))
-    return float((np.abs(a - b) / np.abs(b)).max())
+    return float(np.abs(a - b).max() / abs(others[0]))
+
+
+def wider(precision: Precision) -> Precision | None:
+    """The precision whose roundings do not count beside those of another; None is float64."""
+    return None if precision in ("fp32", "fp32-strict") else "fp32"
 
 
 def without_dropout(module: Module) -> Module:
@@ -60,34 +71,35 @@ def batches(
 def curves(
     row: TrainingRow,
     module: Module,
-    precision: Precision,
     steps: int,
+    options: Mapping[str, Any],
     *,
-    target: str,
     torch: Any,
+    device: str,
     seed: int = 0,
 ) -> Curves:
     """Train on the same few batches with both; float32 parameters, autocast where 16 bits are asked for.
 
-    torch: the package; its device is the GPU where the target is CUDA, else the CPU.
+    options: arguments of `tilewright.compile`, the precision among them. device: PyTorch's, cuda or cpu.
     """
     module = without_dropout(module)
-    data = batches(row, module, 4, seed)
-    ours = np.array(list(_ours(row, module, data, precision, steps, target)))
-    device = "cuda" if target.startswith("cuda") else "cpu"
-    theirs = np.array(list(_theirs(row, module, data, precision, steps, torch, device)))
-    exact = np.array(list(_theirs(row, module, data, None, steps, torch, device)))
-    return Curves(ours, theirs, exact)
+    data = batches(row, module, BATCHES, seed)
+    ours = np.array(list(_ours(row, module, data, options, steps)))
+    precision = options["precision"]
+    theirs, wide = (
+        np.array(list(_theirs(row, module, data, p, steps, torch, device)))
+        for p in (precision, wider(precision))
+    )
+    return Curves(ours, theirs, wide)
 
 
 _Batches = Sequence[tuple[list[np.ndarray], np.ndarray]]
 
 
 def _ours(
-    row: TrainingRow, module: Module, data: _Batches, precision: Precision, steps: int, target: str
+    row: TrainingRow, module: Module, data: _Batches, options: Mapping[str, Any], steps: int
 ) -> Iterator[float]:
-    step = training_step(row, module)
-    with compiled(step, target, precision=precision) as exe:
+    with compiled(training_step(row, module), **options) as exe:
         for number in range(steps):
             inputs, labels = data[number % len(data)]
             yield float(np.asarray(exe(*inputs, labels)[0]))

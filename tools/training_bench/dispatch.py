@@ -1,4 +1,4 @@
-"""`tilewright bench`: networks and kernels, foreign networks, or whole training steps, beside PyTorch."""
+"""`tilewright bench`: networks, kernels, foreign networks, training steps and their losses beside PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def run_bench(a: argparse.Namespace) -> None:
 
         a.precision = a.precision or ["fp32", "tf32", "fp16"]
     elif a.train is not None:
-        from tilewright.tools.training_bench.command import run_training_bench as run
+        if a.curves is not None:
+            from tilewright.tools.training_bench.curves_command import run_curves as run
+        else:
+            from tilewright.tools.training_bench.command import run_training_bench as run
 
         a.precision = a.precision or ["tf32", "bf16", "fp32"]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import numpy as np
 
 import tilewright as tw
+from tilewright.compilation.option_values import Precision
 from tilewright.ir import Module, UnsupportedError
 from tilewright.running.stateful import StatefulExecutable
 from tilewright.runtime.cuda.plan import CudaPlan
 from tilewright.tools.bench.clocks import TorchClock
+from tilewright.tools.commands.network import passes_of
 from tilewright.tools.training_bench.rows import TrainingRow
 from tilewright.tools.training_bench.torch_steps import LEARNING_RATE
 
@@ -27,6 +30,20 @@ def training_step(row: TrainingRow, module: Module, **options: Any) -> Module:
         "adamw": lambda: optim.adamw(lr=rate),
     }[row.optimizer]()
     return tw.train_step(module, loss=row.loss, optimizer=optimizer, unused="keep", **options)
+
+
+def compile_options(a: argparse.Namespace, precision: Precision) -> dict[str, Any]:
+    """Arguments of `tilewright.compile` as those of the command say, in a precision."""
+    return {
+        "target": a.target,
+        "tune": a.tune,
+        "tuning_db": a.tuning_db,
+        "budget": a.budget,
+        "streams": a.streams,
+        "libraries": a.libraries == "on",
+        "precision": precision,
+        **passes_of(a),
+    }
 
 
 def compiled(step: Module, *args: Any, **options: Any) -> StatefulExecutable:

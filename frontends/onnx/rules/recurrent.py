@@ -85,17 +85,18 @@ def _gru_step(cell: _Cell, x: Value, states: tuple[Value, ...]) -> tuple[Value, 
     sigma, tau = cell.activations
     n = cell.hidden
     emit = cell.emit
-    gates = cell.add(emit.cut(x, 1, 0, 2 * n), cell.product(h, emit.cut(cell.weight, 1, 0, 2 * n)))
+    # With the flag all gates are columns of one product.
+    width = 3 * n if cell.flag else 2 * n
+    summed = cell.product(h, emit.cut(cell.weight, 1, 0, width))
     if cell.bias is not None:
-        gates = cell.add(gates, emit.cut(cell.bias, 0, 0, 2 * n))
-    update, reset = (sigma(cell.clipped(cell.gate(gates, k))) for k in (0, 1))
-    weight = cell.gate(cell.weight, 2)
-    bias = None if cell.bias is None else cell.gate(cell.bias, 2)
-    inner = cell.product(h if cell.flag else cell.multiply(reset, h), weight)
-    if bias is not None:
-        inner = cell.add(inner, bias)
+        summed = cell.add(summed, emit.cut(cell.bias, 0, 0, width))
+    update, reset = (sigma(cell.clipped(cell.add(cell.gate(x, k), cell.gate(summed, k)))) for k in (0, 1))
     if cell.flag:
-        inner = cell.multiply(reset, inner)
+        inner = cell.multiply(reset, cell.gate(summed, 2))
+    else:
+        inner = cell.product(cell.multiply(reset, h), cell.gate(cell.weight, 2))
+        if cell.bias is not None:
+            inner = cell.add(inner, cell.gate(cell.bias, 2))
     new = tau(cell.clipped(cell.add(cell.gate(x, 2), inner)))
     one = emit.full(1, h.tensor.dtype)
     renewed = cell.multiply(emit.value("subtract", one, update), new)

@@ -112,13 +112,15 @@ class WeightCuts:
     def __init__(self, speeds: Sequence[float], min_bytes: int) -> None:
         self.speeds, self.min_bytes = speeds, min_bytes
         self.units: dict[Value, tuple[int, int]] = {}  # (outer, unit) by result of the op
-        self.numbers: list[tuple[Value, int]] = []  # result and extent of every decision
+        #: the extent that every decision is about, by the result of its op; numbers are places in it, which
+        #: stay: cuts of one trial, with the numbers they come from, are what the next one begins with
+        self.extents: dict[Value, int] = {}
         self.held: dict[str, Shard] = {}
         self.trained = frozenset[Value]()  # state that is a weight where an op takes it as one
 
     def restart(self) -> None:
         """Forget the decisions of the last trial, not the units."""
-        self.numbers, self.held = [], {}
+        self.held = {}
 
     def choose(self, program: ShardedProgram, op: Op) -> LabelCut | None:
         """Return the decision on an op with a large weight; None for other ops."""
@@ -164,15 +166,16 @@ class WeightCuts:
         parts = scaled(apportioned(extents[label] // (outer * unit), self.speeds), unit)
         if any(a == b for (a, b), s in zip(parts, self.speeds, strict=True) if s > 0):
             return None
-        number = len(self.numbers)
-        self.numbers.append((op.results[0], extents[label]))
+        self.extents[op.results[0]] = extents[label]
+        number = list(self.extents).index(op.results[0])
         return LabelCut(label, Shard(0, outer, parts, frozenset({number})))
 
     def refine(self, unit_hints: Sequence[UnitHint]) -> bool:
         """Take the units that a trial wished for where they leave one per device; whether any changed."""
         changed = False
+        decisions = list(self.extents.items())
         for hint in unit_hints:
-            result, extent = self.numbers[hint.seed]
+            result, extent = decisions[hint.seed]
             outer, unit = self.units.get(result, (1, 1))
             if extent != outer * hint.block:
                 continue  # the dimension was cut or merged on the way: its units are not those of the weight

@@ -20,6 +20,7 @@ from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.column_members import members_of
 from tilewright.passes.kernels.decision import decided, parameters_of
 from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
 from tilewright.passes.kernels.kernel_problem import (
@@ -48,7 +49,7 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
     on = on_tensor_cores_of(kernel, op, hardware)
     cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
-    alone = sums_columns(kernel)  # which lanes cannot
+    alone = sums_columns(kernel) or members_of(kernel, op) is not None  # which lanes cannot
     lanes = [] if alone else likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
     found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
     found += [(c.estimate_s, matrix_variant(kernel, on[0], c, on[2])) for c in cores if on is not None]
@@ -135,18 +136,22 @@ def contract_points(
 def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine | None:
     """The points of ordinary lanes for a contraction, and what makes a kernel of one.
 
-    None where the kernel sums columns of what it computes besides.
+    None where the kernel sums columns of what it computes besides, and where results are computed from
+    several sums, which lie in different threads.
     """
-    if sums_columns(kernel):
+    if sums_columns(kernel) or members_of(kernel, op) is not None:
         return None
     points = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed_bytes)
     return points, lambda choice: contract_variant(kernel, op, choice, hardware)
 
 
 def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:
-    """A kernel around a contraction with the best parameters on ordinary lanes; None for other kernels."""
+    """A kernel around a contraction with the best parameters on ordinary lanes.
+
+    None for other kernels, and where results are computed from several sums, which lie in different threads.
+    """
     contracts = ops_named(kernel, "tensor.contract")
-    if not contracts or sums_columns(kernel):
+    if not contracts or sums_columns(kernel) or members_of(kernel, contracts[0]) is not None:
         return None
     return contract_variant(
         kernel, contracts[0], choose_contract(contract_problem(kernel, contracts[0]), hardware), hardware
@@ -156,7 +161,7 @@ def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:
 def least_lanes_s(kernel: Func, hardware: Hardware) -> float | None:
     """Seconds a kernel around a contraction takes at least on ordinary lanes; None for other kernels."""
     contracts = ops_named(kernel, "tensor.contract")
-    if not contracts:
+    if not contracts or members_of(kernel, contracts[-1]) is not None:
         return None
     return global_bound(contract_problem(kernel, contracts[-1]), hardware, MEASURED_LOOP).seconds
 

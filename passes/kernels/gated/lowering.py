@@ -65,7 +65,9 @@ class _Lowering:
         w, p, view = self.w, self.p, self.view
         weights = self._weights()
         state = w.alloc((p.rows, view.length), view.dtype, "shared", "state", swizzled=True)
-        self._copy(w.inputs[self.product.state], (self.first_row, 0), state)
+        source = w.inputs[self.product.state]
+        outer = (0,) * (len(source.tensor.shape) - 2)
+        self._copy(source, (*outer, self.first_row, 0), state)
         w.b.do("thread.async_commit")
         for elements in view.of_row.read:
             for v, at in elements:

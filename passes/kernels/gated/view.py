@@ -10,7 +10,7 @@ from __future__ import annotations
 from tilewright.ir import Func
 from tilewright.ir.hardware_facts import MMA_M
 from tilewright.passes.kernels.gated.parameters import lies_in_swizzled_rows
-from tilewright.passes.kernels.resident.view import vector_of
+from tilewright.passes.kernels.resident.view import matrix_of, vector_of
 from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
 from tilewright.passes.kernels.resident_tiles.view import DTYPES, TilesView, view_by_units
 
@@ -32,8 +32,8 @@ def gated_view(kernel: Func) -> TilesView | str:
     if isinstance(vector, str):
         return vector
     state = product.operands[vector]
-    shape = state.tensor.shape
-    if state not in kernel.params or len(shape) != 2 or shape[0] % MMA_M or shape[1] % MMA_K:
+    shape = matrix_of(state)
+    if state not in kernel.params or shape is None or shape[0] % MMA_M or shape[1] % MMA_K:
         return f"the state {state.type} is no parameter of whole tiles of {MMA_M} x {MMA_K}"
     if not lies_in_swizzled_rows(shape[1], state.tensor.dtype):
         return f"rows of the state {state.type} have no 32, 64 or a multiple of 128 bytes"

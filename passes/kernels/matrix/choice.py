@@ -154,6 +154,8 @@ def _exchanged(
         or (takes_roles(problem, hardware) and not turns_second(problem))
     ):
         return view, problem
+    if view.members is not None:
+        return view, problem
     other = view.exchange()
     turned = matrix_problem(kernel, other)
     if not takes_roles(turned, hardware):
@@ -213,7 +215,8 @@ def cores_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float
 def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
     """A contraction kernel with the best parameters on tensor cores.
 
-    None where they cannot compute it, or where the model finds ordinary lanes as fast.
+    None where they cannot compute it, or where the model finds ordinary lanes as fast, which do not compute
+    results of several sums.
     """
     contracts = ops_named(kernel, "tensor.contract")
     cores = on_tensor_cores_of(kernel, contracts[0], hardware) if contracts else None
@@ -222,14 +225,18 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
     view, problem, gpu = cores
     if problem.summed is not None:  # nothing else sums columns besides
         return matrix_variant(kernel, view, choose_matrix(problem, gpu), gpu)
-    lanes = choose_contract(contract_problem(kernel, view.op), gpu)
     try:
         best = choose_matrix(problem, gpu)
     except InputError:
-        if problem.stored:  # too small for roles, and nothing else multiplies pieces
+        if problem.stored or view.members is not None:
+            # pieces: too small for roles, and nothing else multiplies them; members: none has all columns
             return None
         raise
-    return matrix_variant(kernel, view, best, gpu) if best.estimate_s < lanes.estimate_s else None
+    if view.members is None:
+        lanes = choose_contract(contract_problem(kernel, view.op), gpu)
+        if lanes.estimate_s <= best.estimate_s:
+            return None
+    return matrix_variant(kernel, view, best, gpu)
 
 
 def least_cores_s(kernel: Func, hardware: Hardware) -> float | None:

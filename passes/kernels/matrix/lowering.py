@@ -10,13 +10,14 @@ multiplies a part of every chunk, or of several blocks, where each multiplies a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import gcd
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP, WARPGROUP_WARPS
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.analysis.shared_work import LANES
+from tilewright.passes.kernels.column_members import column_of, members_apart
 from tilewright.passes.kernels.matrix.parameters import (
     WARPGROUPS,
     MatrixParameters,
@@ -67,6 +68,8 @@ def lower_matrix(kernel: Func) -> Func:
 
 class _Matrix:
     def __init__(self, kernel: Func, view: MatrixView, plan: MatrixParameters) -> None:
+        kernel, self.totals = members_apart(kernel, view.op, view.members)
+        self.members = len(self.totals)
         self.kernel, self.view, self.plan, self.op = kernel, view, plan, view.op
         self.m, self.n = view.size(view.rows), view.size(view.columns)
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
@@ -92,6 +95,7 @@ class _Matrix:
             block_m, block_n, batch = self._block()
             self.origin_m = w.simple(block_m * plan.block.m)
             self.origin_n = w.simple(block_n * plan.block.n)
+            self.first_result = w.simple(block_n * (plan.block.n // self.members))
             self.batch = batch
             warp = Sym("tid") // WARP
             # set and place along m are one number, and one row of the tiles of sums: see _spill
@@ -300,7 +304,7 @@ class _Matrix:
         w, plan = self.w, self.plan
         sides = (
             ("m", self.origin_m, self.m, plan.block.m),
-            ("n", self.origin_n, self.n, plan.block.n),
+            ("n", self.first_result, self.view.result_columns, plan.block.n // self.members),
         )
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
@@ -309,7 +313,8 @@ class _Matrix:
     def _results(self, tile: Value, transposed: bool, whole: frozenset[str]) -> None:
         """All threads walk over the tile of sums by vectors; along `whole` dimensions all of it is inside."""
         w, plan = self.w, self.plan
-        major, minor = (plan.block.n, plan.block.m) if transposed else (plan.block.m, plan.block.n)
+        m, n = plan.block.m, plan.block.n // self.members
+        major, minor = (n, m) if transposed else (m, n)
         lanes = result_lanes(self.kernel, self.view, minor, major)
         lanes = gcd(lanes, LANES) if plan.parts > 1 else lanes
         total = major * minor // lanes
@@ -321,9 +326,13 @@ class _Matrix:
             linear = w.simple(step * plan.threads + Sym("tid"))
             outer, vector = w.unravel(linear, (major, minor // lanes))
             first = w.simple(vector * lanes)
-            mask = (*w.below(linear, total), *self._inside(outer, first, transposed, whole))
+            mask = (*w.below(linear, total), *self._inside_results(outer, first, transposed, whole))
             with w.when(mask), w.loop("v", lanes, unroll=1) as lane:
-                self._result(tile, transposed, outer, w.simple(first + lane))
+                sums = [
+                    self._sum(tile, transposed, *self._sum_of(transposed, outer, first, lane, member))
+                    for member in range(self.members)
+                ]
+                self._store(sums, transposed, outer, w.simple(first + lane))
 
     def _shared_results(
         self, tile: Value, transposed: bool, whole: frozenset[str], minor: int, lanes: int, total: int
@@ -339,7 +348,7 @@ class _Matrix:
                     self._recompute_shared(sums, transposed, outer, first)
                 with w.loop("v", lanes, unroll=1) as lane:
                     sum_of_sets = self._total([w.load(s, (lane,)) for s in sums])
-                    self._store(sum_of_sets, transposed, outer, w.simple(first + lane))
+                    self._store([sum_of_sets], transposed, outer, w.simple(first + lane))
 
     def _recompute_shared(self, sums: list[Value], transposed: bool, outer: Expr, first: Expr) -> None:
         """Compute sums that are not finite once more, as kernels on the lanes do."""
@@ -353,36 +362,59 @@ class _Matrix:
                     w.store(w.b.const(0.0, "f32"), others, (lane,))
 
     def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
+        """Where a place in the tile of sums is that of a sum."""
         m, n = (inner, outer) if transposed else (outer, inner)
+        return self._within(m, self.origin_n + n, self.n, whole)
+
+    def _inside_results(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
+        """Where a place in the tile of results is that of a result."""
+        m, n = (inner, outer) if transposed else (outer, inner)
+        return self._within(m, self.first_result + n, self.view.result_columns, whole)
+
+    def _within(self, m: Expr, column: Expr, columns: int, whole: frozenset[str]) -> Mask:
         found: Mask = ()
-        for name, origin, at, size in (("m", self.origin_m, m, self.m), ("n", self.origin_n, n, self.n)):
+        for name, at, size in (("m", self.origin_m + m, self.m), ("n", column, columns)):
             if name not in whole:
-                found += self.w.bounds((self.w.simple(origin + at),), (size,))
+                found += self.w.bounds((self.w.simple(at),), (size,))
         return found
 
-    def _result(self, tile: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
-        self._store(self._sum(tile, transposed, outer, inner), transposed, outer, inner)
+    def _sum_of(
+        self, transposed: bool, outer: Expr, inner: Expr, lane: Expr, member: int
+    ) -> tuple[Expr, Expr]:
+        """Where the tile of sums holds a member of a result, `lane` places behind one of the tile of results.
 
-    def _store(self, total: Value, transposed: bool, outer: Expr, inner: Expr) -> None:
-        """Write the results of a finished sum."""
+        The neighbours of a vector lie within a group of columns.
+        """
         w = self.w
-        index = self._index(transposed, outer, inner)
+        if transposed:
+            return w.simple(column_of(outer, member, self.members)), w.simple(inner + lane)
+        return outer, w.simple(column_of(inner, member, self.members) + lane)
+
+    def _store(self, totals: Sequence[Value], transposed: bool, outer: Expr, inner: Expr) -> None:
+        """Write the results of finished sums, by their place in the tile of results."""
+        w, (m, n) = self.w, (inner, outer) if transposed else (outer, inner)
+        index = self._placed(self.view.results, m, self.first_result + n)
         place = tuple(index[d] for d in dims(self.op, "par"))
         if self.starts_late and self._start() != 0.0:
-            total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
-        points = Points(w, {self.op.result: total})
+            start = w.b.const(self._start(), self.sums)
+            totals = [w.b.value("scalar.add", total, start) for total in totals]
+        points = Points(w, dict(zip(self.totals, totals, strict=True)))
         ends = self.column_sums.results if self.column_sums is not None else frozenset()
         store_results(w, points, place, [v for v in w.outputs if v not in ends])
         for value, buffer in self.summed.items():
             w.store(points.value(value, place), buffer, (outer, inner))
 
     def _index(self, transposed: bool, outer: Expr, inner: Expr) -> dict[str, Expr]:
-        """The index of a result in every dimension, by its place in the tile of sums."""
-        w, view = self.w, self.view
+        """The index of a sum in every dimension, by its place in the tile of sums."""
         m, n = (inner, outer) if transposed else (outer, inner)
+        return self._placed(self.view.sizes, m, self.origin_n + n)
+
+    def _placed(self, sizes: Mapping[str, int], m: Expr, column: Expr) -> dict[str, Expr]:
+        """The index in every dimension of a row of the block's tile and a column of all."""
+        w, view = self.w, self.view
         index: dict[str, Expr] = dict(self.batch)
-        for names, origin, at in ((view.rows, self.origin_m, m), (view.columns, self.origin_n, n)):
-            where = w.unravel(w.simple(origin + at), [view.sizes[d] for d in names])
+        for names, at in ((view.rows, self.origin_m + m), (view.columns, column)):
+            where = w.unravel(w.simple(at), [sizes[d] for d in names])
             index.update(zip(names, where, strict=True))
         return index
 

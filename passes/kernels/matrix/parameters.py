@@ -130,6 +130,7 @@ class MatrixParameters(AttrRecord):
             )
         check_threads(self.threads)
         self._check_parts(view)
+        self._check_members(view)
         if self.stages > MAX_STAGES:
             raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
         if self.channel != view.channel:
@@ -172,6 +173,22 @@ class MatrixParameters(AttrRecord):
         if self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores == ENGINE):
             raise InputError(
                 "expected a block per tile and part, one team and threads that store where blocks share sums"
+            )
+
+    def _check_members(self, view: MatrixView) -> None:
+        members = view.sums_of_result
+        if members == 1:
+            return
+        if self.parts > 1 or self.exchanged:
+            raise InputError(
+                f"expected a block per tile and factors in their order for results of {members} sums each"
+            )
+        stored = view.stored
+        piece = piece_columns(self.warp_n, stored=stored) if self.copiers else self.warp_n
+        if not holds_members(self.warp_n, piece, members):
+            raise InputError(
+                f"expected columns of warps, and of their pieces, in multiples of {members} groups of "
+                f"{MMA_N} for results of {members} sums each, got {self.warp_n} and {piece}"
             )
 
     def _check_groups(self, view: MatrixView) -> None:
@@ -255,6 +272,12 @@ def piece_columns(warp_n: int, *, stored: bool) -> int:
     if warp_n % PIECE_COLUMNS and not warp_n % LONG_COLUMNS and not stored:
         return LONG_COLUMNS
     return gcd(PIECE_COLUMNS, warp_n)
+
+
+def holds_members(warp_n: int, piece: int, members: int) -> bool:
+    """Return whether a warp's columns, and each piece of them, hold all sums of the results they are for."""
+    group = MMA_N * members
+    return warp_n % group == 0 and piece % group == 0
 
 
 def panel_columns(plan: MatrixParameters, operand: int, element_bytes: int, *, filled: bool = False) -> int:

@@ -70,8 +70,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
     before, after = kernel.body.ops[:at], point_ops(kernel, view.op)
-    sums = column_sums(kernel, view)
-    tail_work, tail_shared = result_work(after)
+    sums, members = column_sums(kernel, view), view.sums_of_result
+    tail_work, tail_shared = (work / members for work in result_work(after))
     return MatrixProblem(
         batch=view.size(view.batch),
         m=view.size(view.rows),
@@ -98,6 +98,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         split=may_split(view.op),
         promotes=view.promotes,
         summed=None if sums is None else _summed(sums),
+        members=members,
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
@@ -228,6 +229,12 @@ def parameters_for(
     return p if stages < LEAST_WRITTEN_STAGES else replace(p, stores=ENGINE, stages=stages)
 
 
+def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
+    """The tile of results of a team."""
+    columns = p.warp_n // view.sums_of_result
+    return Tiling(view.results, view.batch, view.rows, view.columns, p.team_warps, columns)
+
+
 def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
     """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
     if not p.copiers or p.parts > 1 or view.stored or view.splits:
@@ -238,8 +245,7 @@ def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardwar
         sums is not None and not sums.stored
     ):
         return 0
-    tiling = Tiling(view.batch, view.rows, view.columns, p.team_warps, p.warp_n)
-    written = result_maps(view.op, results, tiling)
+    written = result_maps(results, tiling_of(view, p))
     if written is None:
         return 0
     warps = p.teams * p.team_warps

@@ -40,6 +40,7 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.analysis.shared_work import LANES
+from tilewright.passes.kernels.column_members import column_of, members_apart
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     PIECE_PADS,
@@ -51,6 +52,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     column_slots,
     piece_columns,
 )
+from tilewright.passes.kernels.matrix.problem import tiling_of
 from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import SplitRows, Staged, TurnedRows, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes, sums_apart, sums_of, turns_second
@@ -63,7 +65,7 @@ from tilewright.passes.kernels.matrix.warpgroup import (
 )
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
 from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
-from tilewright.passes.kernels.writing.engine_results import EngineResults, Panel, Place, Tiling
+from tilewright.passes.kernels.writing.engine_results import EngineResults, Panel, Place
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
@@ -133,6 +135,7 @@ def lower_by_roles(kernel: Func, view: MatrixView, plan: MatrixParameters) -> Fu
 class _RoleMatrix:
     def __init__(self, kernel: Func, view: MatrixView, plan: MatrixParameters) -> None:
         self.view, self.plan, self.op = view, plan, view.op
+        kernel, self.totals = members_apart(kernel, view.op, view.members)
         self.m, self.n = view.size(view.rows), view.size(view.columns)
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         self.tiles = self.blocks_m * self.blocks_n * view.size(view.batch)
@@ -150,7 +153,7 @@ class _RoleMatrix:
         last = self._last()
         self.transposed = last in view.rows
         self.sums = sums_of(view.dtype)
-        columns = self._piece_columns()
+        columns = self._piece_columns() // len(self.totals)
         piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
         self.lanes = result_lanes(kernel, view, *piece)
         self.lanes = gcd(self.lanes, LANES) if plan.parts > 1 else self.lanes
@@ -252,9 +255,8 @@ class _RoleMatrix:
         plan, view = self.plan, self.view
         if plan.stores != ENGINE:
             return None
-        tiling = Tiling(view.batch, view.rows, view.columns, plan.team_warps, plan.warp_n)
         results = list(self.w.outputs) if self.column_sums is None else self.column_sums.written
-        return EngineResults.of(self.w, self.op, tiling, results)
+        return EngineResults.of(self.w, self.totals, tiling_of(view, plan), results)
 
     def _stage(self) -> Stage:
         """Where a team's warps bring sums into rows of results, each a piece of its own."""
@@ -462,7 +464,7 @@ class _RoleMatrix:
                 with w.loop("v", lanes, unroll=1) as v:
                     at = w.simple(inner + v)
                     row, column = (at, outer) if self.transposed else (outer, at)
-                    self._result(w.load(sums, (v,)), tile, row, column)
+                    self._result([w.load(sums, (v,))], tile, row, column)
 
     def _recompute_shared(self, sums: Value, tile: _Tile, outer: Expr, inner: Expr) -> None:
         """Compute sums that are not finite once more, as kernels on the lanes do."""
@@ -573,12 +575,12 @@ class _RoleMatrix:
             w.b.do("thread.scale_fragment", acc, factor=1.0 / SCALE**2)
 
     def _place(self, tile: _Tile, row_tiles: int) -> Place:
-        """Where the sums of this warp belong."""
-        w, plan = self.w, self.plan
+        """Where the results of this warp's sums belong."""
+        w, plan, members = self.w, self.plan, len(self.totals)
         _, own = warpgroup_rows(w, plan)
         rows = tuple(w.simple(own + i * (WARPGROUP_WARPS * MMA_M)) for i in range(row_tiles))
-        column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
-        return Place(tile.batch, tile.m, tile.n, rows, column)
+        column = w.simple(Sym("tid") // WARP // plan.warps.m * (plan.warp_n // members))
+        return Place(tile.batch, tile.m, w.simple(tile.n // members), rows, column)
 
     def _await_turn(self, orders: list[Value | None], team: int, tile: _Tile) -> None:
         """Wait until the team before has received all chunks of the tile before."""
@@ -611,8 +613,9 @@ class _RoleMatrix:
         A test around every vector would keep the loads and computations of all others from running side by
         side with it.
         """
-        w, plan = self.w, self.plan
-        sides = (("m", tile.m, self.m, plan.block.m), ("n", tile.n, self.n, plan.block.n))
+        w, plan, members = self.w, self.plan, len(self.totals)
+        first, columns = w.simple(tile.n // members), self.view.result_columns
+        sides = (("m", tile.m, self.m, plan.block.m), ("n", first, columns, plan.block.n // members))
         always = frozenset(name for name, _, size, extent in sides if not size % extent)
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
@@ -651,7 +654,8 @@ class _RoleMatrix:
             n = w.simple(first_column + piece * columns)
             if not_finite is not None:
                 self._recompute(not_finite, stage, tile, m, n, whole)
-            self._piece(stage, tile, m, n, whole, self.summed[team] if self.summed else {})
+            first = w.simple(n // len(self.totals))
+            self._piece(stage, tile, m, first, whole, self.summed[team] if self.summed else {})
             if self.tile_sums:
                 self._sum_piece(team, tile, m, n)
 
@@ -717,12 +721,13 @@ class _RoleMatrix:
         whole: frozenset[str],
         summed: Mapping[Value, Value],
     ) -> None:
-        """The results of a warp's piece of sums, whose first row and column in the tile are m and n.
+        """The results of a warp's piece of sums; m, n: the first row and column in the tile's results.
 
         Vectors of a tile at an edge, of which there are few, take turns in a short loop. summed: where values
         lie whose columns are added up.
         """
-        w, plan, columns = self.w, self.plan, self._piece_columns()
+        w, plan, members = self.w, self.plan, len(self.totals)
+        columns, first = self._piece_columns() // members, w.simple(tile.n // members)
         major, minor = (columns, MMA_M) if self.transposed else (MMA_M, columns)
         vectors = minor // self.lanes
         warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
@@ -731,14 +736,26 @@ class _RoleMatrix:
             outer, vector = w.unravel(w.simple(step * WARP + lane), (major, vectors))
             inner = w.simple(vector * self.lanes)
             rows, cols = (inner, outer) if self.transposed else (outer, inner)
-            mask = self._inside(w.simple(tile.m + m + rows), w.simple(tile.n + n + cols), whole)
-            with w.when(mask), w.loop("v", self.lanes, unroll=1) as v:
+            inside = () if "m" in whole else w.below(w.simple(tile.m + m + rows), self.m)
+            if "n" not in whole:
+                inside = (*inside, *w.below(w.simple(first + n + cols), self.view.result_columns))
+            with w.when(inside), w.loop("v", self.lanes, unroll=1) as v:
                 at = w.simple(inner + v)
                 row, column = (at, outer) if self.transposed else (outer, at)
-                total = w.load(stage, (warp, outer, at))
-                points, place = self._result(total, tile, w.simple(m + row), w.simple(n + column))
+                totals = [w.load(stage, (warp, *self._sum_of(outer, inner, v, i))) for i in range(members)]
+                points, place = self._result(totals, tile, w.simple(m + row), w.simple(n + column))
                 for value, buffer in summed.items():
                     w.store(points.value(value, place), buffer, (warp, outer, at))
+
+    def _sum_of(self, outer: Expr, inner: Expr, lane: Expr, member: int) -> tuple[Expr, Expr]:
+        """Where a piece of sums holds a member of the result `lane` places behind one of the piece.
+
+        The neighbours of a vector lie within a group of columns.
+        """
+        w, members = self.w, len(self.totals)
+        if self.transposed:
+            return w.simple(column_of(outer, member, members)), w.simple(inner + lane)
+        return outer, w.simple(column_of(inner, member, members) + lane)
 
     def _inside(self, m: Expr, n: Expr, whole: frozenset[str] = frozenset()) -> Mask:
         rows = () if "m" in whole else self.w.below(m, self.m)
@@ -752,13 +769,22 @@ class _RoleMatrix:
             index.update(zip(names, w.unravel(w.simple(at), [view.sizes[d] for d in names]), strict=True))
         return index
 
-    def _result(self, total: Value, tile: _Tile, m: Expr, n: Expr) -> tuple[Points, tuple[Expr, ...]]:
-        """Write the results of a sum; gives the values at its point, and the point."""
-        w, index = self.w, self._index(tile, m, n)
+    def _result(
+        self, totals: Sequence[Value], tile: _Tile, m: Expr, n: Expr
+    ) -> tuple[Points, tuple[Expr, ...]]:
+        """Compute a result from its sums and store it; gives the values at its point, and the point.
+
+        m, n: its row and column among those of the tile.
+        """
+        w, view, members = self.w, self.view, len(self.totals)
         if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
-            total = w.b.value("scalar.add", total, w.b.const(self._start(), self.sums))
+            start = w.b.const(self._start(), self.sums)
+            totals = [w.b.value("scalar.add", total, start) for total in totals]
+        index: dict[str, Expr] = dict(tile.batch)
+        for names, at in ((view.rows, tile.m + m), (view.columns, tile.n // members + n)):
+            index.update(zip(names, w.unravel(w.simple(at), [view.results[d] for d in names]), strict=True))
         place = tuple(index[d] for d in dims(self.op, "par"))
-        points = Points(w, {self.op.result: total})
+        points = Points(w, dict(zip(self.totals, totals, strict=True)))
         ends = self.column_sums.results if self.column_sums is not None else frozenset()
         store_results(w, points, place, [v for v in w.outputs if v not in ends])
         return points, place

@@ -41,6 +41,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     MatrixParameters,
     MatrixTile,
     Warps,
+    holds_members,
     piece_columns,
 )
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM
@@ -173,7 +174,9 @@ class MatrixProblem:
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
-    warpgroups add chunk by chunk. summed: sums of columns that are taken besides.
+    warpgroups add chunk by chunk. summed: sums of columns that are taken besides. members: sums from which
+    each result is computed, whose columns a warp has; tail_work and tail_shared are of sums then, too: the
+    share of each in what its result takes.
     """
 
     batch: int
@@ -202,9 +205,10 @@ class MatrixProblem:
     boxes: bool = False
     promotes: bool = False
     summed: SummedColumns | None = None
+    members: int = 1
 
     def __post_init__(self) -> None:
-        counts = (self.batch, self.m, self.n, self.channel, self.taps)
+        counts = (self.batch, self.m, self.n, self.channel, self.taps, self.members)
         known = (1, 2, 4, PIECES * PIECE_BYTES)
         if min(counts) < 1 or self.element_bytes not in known or not 0.0 <= self.fetched <= 1.0:
             raise InputError(
@@ -409,7 +413,8 @@ def _may_share(problem: MatrixProblem, hardware: GpuHardware) -> bool:
         for extent in (SHARED_TILE, LARGE_SHARED_TILE)
     )
     few = usual < hardware.sm_count or 2 * large <= hardware.sm_count
-    return has_clusters(hardware) and problem.taps * problem.channel >= LEAST_SHARED_SUM and few
+    alone = problem.members == 1
+    return has_clusters(hardware) and problem.taps * problem.channel >= LEAST_SHARED_SUM and few and alone
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
@@ -487,10 +492,21 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     return space.take(keep) if keep.any() else space
 
 
+def _holds_whole(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Return whether warps have all sums of their results, and tiles whole parts of sums of columns."""
+    found = np.ones(len(space), dtype=np.bool_)
+    if problem.members > 1:
+        found &= (space.parts == 1) & _holds_members(problem, space)
+    if problem.summed is not None:
+        found &= (space.m % problem.summed.part_rows == 0) & (space.parts == 1)
+    return found
+
+
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
     """Return whether a block can be built and be resident."""
     found = (space.m % (MMA_M * space.warps_m) == 0) & (space.n % (2 * MMA_N * space.warps_n) == 0)
     found &= space.k % (problem.depth * space.warps_k) == 0
+    found &= _holds_whole(problem, space)
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         # Those of warpgroups are panels of such rows.
@@ -498,8 +514,6 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes != 2) | swizzled
     each, whole = chunks_of(problem, space), _all_chunks(problem, space)
     found &= (space.parts - 1) * each < whole
-    if problem.summed is not None:
-        found &= (space.m % problem.summed.part_rows == 0) & (space.parts == 1)
     taken = takes_groups(problem, hardware) | (space.by_roles & takes_roles(problem, hardware))
     found &= (space.groups == 0) | (taken & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
@@ -548,6 +562,16 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         registers * threads <= hardware.registers_per_sm
     )
     return np.asarray(found & (shared_bytes(problem, space) <= hardware.smem_per_block_max_bytes))
+
+
+def _holds_members(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Return whether each warp, and each piece of what it writes, has all sums of its results."""
+    columns = space.n // space.warps_n
+    widths = range(int(columns.max(initial=0)) + 1)
+    pieces = [piece_columns(n, stored=problem.stored) if n else 0 for n in widths]
+    by_threads = np.array([holds_members(n, n, problem.members) for n in widths])
+    by_roles = np.array([holds_members(n, p, problem.members) for n, p in zip(widths, pieces, strict=True)])
+    return np.asarray(np.where(space.by_roles, by_roles[columns], by_threads[columns]))
 
 
 def registers_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -15,6 +15,7 @@ from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import BYTES, FLOAT8, itemsize
 from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
+from tilewright.passes.kernels.column_members import Members, members_of, results_of
 from tilewright.passes.kernels.kernel_problem import contract_roles
 
 #: dtypes of factors that tensor cores take as they are; float32 needs the permission to round
@@ -55,7 +56,7 @@ class MatrixView:
     `channel` is the reduced dimension that is cut into chunks, `taps` are the others, all taken one by one.
     exchanged: the first factor of the product is the contraction's second operand, and rows are its columns.
     further: where float32 factors are stored in pieces of bfloat16, the sources of those after the first
-    pieces, which are the `sources` then.
+    pieces, which are the `sources` then. members: where each result is computed from several sums of its row.
     """
 
     op: Op
@@ -67,10 +68,26 @@ class MatrixView:
     channel: str
     further: tuple[tuple[Source, Source], ...] = ()
     exchanged: bool = False
+    members: Members | None = None
 
     @property
     def sizes(self) -> Mapping[str, int]:
         return domain(self.op)
+
+    @property
+    def results(self) -> Mapping[str, int]:
+        """The domain of the results, which has fewer columns where several sums make a result."""
+        return results_of(self.op, self.members)
+
+    @property
+    def sums_of_result(self) -> int:
+        """Sums from which a result is computed."""
+        return 1 if self.members is None else self.members.count
+
+    @property
+    def result_columns(self) -> int:
+        """Columns of results."""
+        return prod(self.results[d] for d in self.columns)
 
     def size(self, names: tuple[str, ...]) -> int:
         """Product of the extents of dimensions."""
@@ -163,7 +180,7 @@ def result_lanes(kernel: Func, view: MatrixView, minor: int, major: int) -> int:
     after = kernel.body.ops[kernel.body.ops.index(view.op) + 1 : -1]
     whole = minor * major % (LONG_LANES * WARP) == 0
     longest = LONG_LANES if whole and lanes_of(after) == LONG_LANES else LANES
-    return gcd(longest, view.sizes[last], minor)
+    return gcd(longest, view.results[last], minor)
 
 
 def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
@@ -197,6 +214,7 @@ def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
         taps=tuple(d for d in dims(op, "red") if d != channel),
         channel=channel,
         further=tuple(further),
+        members=members_of(kernel, op),
     )
 
 

@@ -87,17 +87,25 @@ class ResidentView:
         return tuple(rows)
 
 
+def matrix_of(v: Value) -> tuple[int, int] | None:
+    """Rows and columns of an array that is a matrix behind dimensions of extent 1; None where it is none."""
+    *outer, rows, columns = (0, 0, *v.tensor.shape)
+    return (rows, columns) if all(n < 2 for n in outer) and rows else None
+
+
 def owned(v: Value, units: int, rows: int = 0) -> tuple[Index, ...]:
     """The elements of an array that a unit owns; none where they cannot be told.
 
-    rows: of a batch that arrays [rows, ...] have, where the elements of one row, `ROW`, stand for all.
+    rows: of a batch that arrays [..., rows, units] have, behind dimensions of extent 1 alone, where the
+    elements of one row, `ROW`, stand for all.
     """
     shape = v.tensor.shape
     if not shape or shape[-1] % units:
         return ()
     if rows:
-        parts = range(shape[-1] // units if shape[:-1] == (rows,) else 0)
-        return tuple((Sym(ROW), part * units + Sym(UNIT)) for part in parts)
+        parts = range(shape[-1] // units if matrix_of(v) == (rows, shape[-1]) else 0)
+        first = (0,) * (len(shape) - 2)
+        return tuple((*first, Sym(ROW), part * units + Sym(UNIT)) for part in parts)
     outer = product(*(range(n) for n in shape[:-1]))
     return tuple((*at, part * units + Sym(UNIT)) for at in outer for part in range(shape[-1] // units))
 

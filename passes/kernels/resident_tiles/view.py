@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import symbols
-from tilewright.ir.hardware_facts import MMA_M, MMA_N
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES
 from tilewright.ir.simplify import simplify
+from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.resident.view import (
     ALONG,
     MOST_OWNED,
@@ -26,7 +27,7 @@ from tilewright.passes.kernels.resident.view import (
     vector_of,
 )
 
-#: what a step reads of its state, the same in all products
+#: what a step reads of its state, the same in all products, behind dimensions of extent 1
 STATE: Index = (Sym(ROW), Sym(ALONG))
 #: factors that one instruction takes with sums of float32
 DTYPES = ("bf16", "f16")
@@ -102,6 +103,10 @@ def view_by_units(
     what they cannot have.
     """
     returned = kernel.body.ops[-1].operands
+    for op, n in vectors:
+        state = op.operands[n]
+        if not state.tensor.rows_of(VECTOR_BYTES // itemsize(state.tensor.dtype)):
+            return f"rows of the state {state.type} do not begin at multiples of {VECTOR_BYTES} bytes"
     for v in (*kept, *returned):
         if not 0 < len(owned(v, units, rows)) <= MOST_OWNED:
             return f"{v.type} is no matrix of {rows} rows of {units} units"
@@ -122,7 +127,8 @@ def _fault(view: ResidentView) -> str:
     """Why products cannot be multiplied as tiles; empty where they can."""
     for p in view.products:
         for s in p.sums:
-            if s.vector_at != STATE or s.at[0] != Sym(ROW):
+            *outer, row, along = s.vector_at
+            if (row, along) != STATE or any(outer) or s.at[0] != Sym(ROW):
                 return "a product reads its state in another order"
             if column_of(s.weights_at) is None:
                 return "the columns of weights of neighbouring units are no neighbours"

@@ -17,6 +17,7 @@ from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
+from tilewright.passes.kernels.column_members import members_of
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
 from tilewright.passes.kernels.rows.combiners import combiner
@@ -139,11 +140,12 @@ def _asked_bytes(kernel: Func, phases: RowPhases) -> int:
 def choose_rows_of(kernel: Func, hardware: Hardware) -> Func | None:
     """A kernel that reduces rows, with its template and parameters; None for other kernels.
 
-    On a GPU the product of a matrix and a vector is one, too.
+    On a GPU the product of a matrix and a vector is one, too, unless results are computed from several sums.
     """
     contracts = ops_named(kernel, "tensor.contract")
     if contracts:
-        vector = isinstance(hardware, GpuHardware) and _one_row(contracts[0])
+        alone = _one_row(contracts[0]) and members_of(kernel, contracts[0]) is None
+        vector = isinstance(hardware, GpuHardware) and alone
         reductions = contracts[:1] if vector and combiner(contracts[0]) is not None else []
     else:
         reductions = [] if ops_named(kernel, "tensor.window") else ops_named(kernel, "tensor.reduce")

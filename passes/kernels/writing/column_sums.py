@@ -52,6 +52,11 @@ class Product(Protocol):
         """All extents."""
         ...
 
+    @property
+    def sums_of_result(self) -> int:
+        """Sums from which a result is computed."""
+        ...
+
     def size(self, names: tuple[str, ...]) -> int:
         """Product of the extents of dimensions."""
         ...
@@ -101,11 +106,14 @@ def row_index(view: Product, row: Expr, column: Expr, ranges: Ranges) -> tuple[E
 
 
 def takes_sums(view: Product) -> bool:
-    """Return whether a product's rows are one dimension of a matrix, with a column's neighbours in memory."""
+    """Return whether a product's rows are one dimension of a matrix, with a column's neighbours in memory.
+
+    Each of its results must be a sum of its own.
+    """
     par = dims(view.op, "par")
     last = next((d for d in reversed(par) if par[d] > 1), "")
     wide = [d for d in view.columns if par[d] > 1]
-    return wide == [last] and view.size(view.batch) == 1
+    return wide == [last] and view.size(view.batch) == 1 and view.sums_of_result == 1
 
 
 def point_ops(kernel: Func, op: Op) -> tuple[Op, ...]:

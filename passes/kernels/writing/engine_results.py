@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 
-from tilewright.ir import Expr, Op, Sym, Value
+from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
-from tilewright.ir.tensor.ops import dims, domain
 from tilewright.ir.thread.tensor_maps import ParameterMap, TensorMap, copied_as, map_faults
 from tilewright.ir.types import TensorType, itemsize, storage_dtype
 from tilewright.passes.kernels.writing.points import Points
@@ -32,9 +31,10 @@ PIECES = 2
 class Tiling:
     """A tile of results of a team of warps: names of the dimensions that make up batch, rows and columns.
 
-    warps: of the team. warp_columns: those that a warp holds.
+    domain: the extents of results. warps: of the team. warp_columns: those of results that a warp holds.
     """
 
+    domain: Mapping[str, int]
     batch: tuple[str, ...]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -44,7 +44,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a warp's sums: batch index, first row and column of the tile, and those of the warp in it.
+    """The place of a warp's results: batch index, first row and column of the tile, and those of the warp.
 
     rows: per tile of rows of the fragments its first row in the block's tile.
     """
@@ -71,27 +71,31 @@ class Panel:
 class EngineResults:
     """Results of one contraction that the copy engine writes; `of` says whether it can.
 
+    sums: the values of the kernel from which a result is computed, one after the other by groups of columns.
     columns: of a piece. maps: of each of the results.
     """
 
-    def __init__(self, w: Writer, op: Op, tiling: Tiling, columns: int, maps: Mapping[Value, int]) -> None:
-        self.w, self.op, self.tiling, self.columns, self.maps = w, op, tiling, columns, maps
-        sizes = domain(op)
-        self.sizes = sizes
+    def __init__(
+        self, w: Writer, sums: Sequence[Value], tiling: Tiling, columns: int, maps: Mapping[Value, int]
+    ) -> None:
+        self.w, self.sums, self.tiling, self.columns, self.maps = w, sums, tiling, columns, maps
+        sizes = tiling.domain
         self.m, self.n = (_count(sizes, names) for names in (tiling.rows, tiling.columns))
         self.outer = tuple(d for d in tiling.batch if sizes[d] > 1)
 
     @staticmethod
-    def of(w: Writer, op: Op, tiling: Tiling, results: Sequence[Value]) -> EngineResults | None:
-        """Results at the points of `op`, their maps given to the kernel; None where the engine cannot."""
+    def of(
+        w: Writer, sums: Sequence[Value], tiling: Tiling, results: Sequence[Value]
+    ) -> EngineResults | None:
+        """Results of `sums`, their maps given to the kernel; None where the engine cannot write them."""
         outputs = list(w.outputs)
         parameters = {len(w.inputs) + outputs.index(v): v.tensor for v in results}
-        written = result_maps(op, parameters, tiling)
+        written = result_maps(parameters, tiling)
         if written is None:
             return None
         columns, known = written
         maps = {v: w.add_map(p) for v, p in zip(results, known, strict=True)}
-        return EngineResults(w, op, tiling, columns, maps)
+        return EngineResults(w, sums, tiling, columns, maps)
 
     def pieces(self) -> dict[Value, Value]:
         """Where the warps of a team lay down their results: a buffer for each."""
@@ -143,15 +147,12 @@ class EngineResults:
         warp, lane = Sym("tid") // WARP, Sym("tid") % WARP
         column = place.column + panel * self.columns
         with w.loop("j", tiles, unroll=1) as j, w.loop("half", 2, unroll=1) as half:
-            both = w.alloc((2,), sums.tensor.dtype, "reg", "pair")
-            for pair in (0, 1):
-                element = w.b.value("thread.get_fragment", sums, item=(i, panel * tiles + j), at=(half, pair))
-                w.store(element, both, (pair,))
+            pairs = [self._pair(sums, i, panel * tiles + j, member, half) for member in range(len(self.sums))]
             inner = w.simple(half * (MMA_M // 2) + lane // 4)
             first = w.simple(j * MMA_N + lane % 4 * 2)
             mask = self._inside(place.m + row + inner, place.n + column + first, whole)
             with w.when(mask), w.loop("v", 2, unroll=1) as v:
-                points = Points(w, {self.op.result: w.load(both, (v,))})
+                points = Points(w, {s: w.load(both, (v,)) for s, both in zip(self.sums, pairs, strict=True)})
                 index = self._index(place, place.m + row + inner, place.n + column + first + v)
                 for result, piece in pieces.items():
                     with w.b.at(w.producers[result].loc):
@@ -161,6 +162,16 @@ class EngineResults:
         for result, piece in pieces.items():
             self._store(result, piece, place, row, column, (warp, turn, 0, 0))
         w.b.do("thread.bulk_commit", by_warp=True)
+
+    def _pair(self, sums: Value, i: int, tile: Expr, member: int, half: Expr) -> Value:
+        """Both sums of a member that this thread has in a tile of results."""
+        w = self.w
+        both = w.alloc((2,), sums.tensor.dtype, "reg", "pair")
+        item = (i, w.simple(tile * len(self.sums) + member))
+        for pair in (0, 1):
+            element = w.b.value("thread.get_fragment", sums, item=item, at=(half, pair))
+            w.store(element, both, (pair,))
+        return both
 
     def _store(
         self, result: Value, piece: Value, place: Place, row: Expr, column: Expr, src: tuple[Expr, ...]
@@ -182,14 +193,12 @@ class EngineResults:
     def _index(self, place: Place, m: Expr, n: Expr) -> tuple[Expr, ...]:
         w, index = self.w, dict(place.batch)
         for names, at in ((self.tiling.rows, m), (self.tiling.columns, n)):
-            parts = w.unravel(w.simple(at), [self.sizes[d] for d in names])
+            parts = w.unravel(w.simple(at), [self.tiling.domain[d] for d in names])
             index.update(zip(names, parts, strict=True))
-        return tuple(index[d] for d in dims(self.op, "par"))
+        return tuple(index[d] for d in self.tiling.domain)
 
 
-def result_maps(
-    op: Op, results: Mapping[int, TensorType], tiling: Tiling
-) -> tuple[int, list[ParameterMap]] | None:
+def result_maps(results: Mapping[int, TensorType], tiling: Tiling) -> tuple[int, list[ParameterMap]] | None:
     """Columns of a piece, and the maps of results, which are given by their number among the parameters.
 
     None where the engine cannot write them all.
@@ -200,7 +209,7 @@ def result_maps(
     columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
     if columns * max(sizes) not in (32, 64, 128):
         return None
-    parameters = [_map_of(op, t, tiling, position, columns) for position, t in results.items()]
+    parameters = [_map_of(t, tiling, position, columns) for position, t in results.items()]
     known = [p for p in parameters if p is not None]
     return (columns, known) if len(known) == len(parameters) else None
 
@@ -212,9 +221,9 @@ def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:
     return total
 
 
-def _map_of(op: Op, t: TensorType, tiling: Tiling, position: int, columns: int) -> ParameterMap | None:
+def _map_of(t: TensorType, tiling: Tiling, position: int, columns: int) -> ParameterMap | None:
     """The map of a result for pieces of 16 rows; None where rows or columns are no run, or rules forbid."""
-    par, size = dims(op, "par"), itemsize(t.dtype)
+    par, size = tiling.domain, itemsize(t.dtype)
     if t.shape != tuple(par.values()) or _count(par, tiling.columns) % 2:
         return None
     steps = dict(zip(par, t.strides, strict=True))

@@ -247,9 +247,12 @@ def start_copying_matrix(
 ) -> None:
     """Start copying a box of a matrix, from `first` on, to all of a matrix in shared memory.
 
+    `first` may name places in outer dimensions of the source before those of the matrix.
+
     All `threads` of the block copy vectors of 16 bytes of it; of at most `most_unrolled` each, the loop is
     unrolled.
     """
+    outer, inner = first[:-2], first[-2:]
     shape, lanes = to.tensor.shape, VECTOR_BYTES // itemsize(to.tensor.dtype)
     vectors = shape[1] // lanes
     total = shape[0] * vectors
@@ -261,7 +264,7 @@ def start_copying_matrix(
         with w.when(w.below(number, total)):
             w.b.do(
                 "thread.copy_async", source, to,
-                src=tuple(w.simple(a + b) for a, b in zip(first, place, strict=True)),
+                src=(*outer, *(w.simple(a + b) for a, b in zip(inner, place, strict=True))),
                 dst=tuple(map(w.simple, place)),
                 lanes=lanes,
             )  # fmt: skip

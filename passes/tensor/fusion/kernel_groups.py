@@ -544,12 +544,11 @@ class _Builder:
         return not others >> host.number & 1
 
     def finish(self) -> Partition:
-        training = self.fuse and self.training
-        if training:
+        if self.fuse and self.training:
             self._join_epilogues()
             self._place_copies()
         self._join_small_updates()
-        if training:
+        if self.fuse:
             self._join_small_maps()
         self.result.groups = in_order([g for g in self.result.groups if g.ops], self.group_of)
         return self.result

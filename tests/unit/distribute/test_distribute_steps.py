@@ -55,7 +55,13 @@ def recommendation():
     return tw.train_step(network, "bce", tw.optim.adagrad(0.1), sparse=["table0*"])
 
 
-STEPS = {f.__name__: f for f in (classifier, images, text, recurrent, recommendation)}
+def deep():
+    """State that is held in pieces before all weights are decided on: trials number decisions alike."""
+    network = zoo.build("gpt{sequence=2,batch=2,width=8,layers=4,heads=2,vocabulary=11}")
+    return tw.train_step(network, "cross_entropy", tw.optim.sgd(0.1, momentum=0.9))
+
+
+STEPS = {f.__name__: f for f in (classifier, images, text, recurrent, recommendation, deep)}
 MESSAGES = ("graph.all_gather", "graph.all_reduce", "graph.reduce_scatter")
 
 
@@ -118,7 +124,7 @@ def test_samples_over_ranks(name, options):
     assert not (messages(modules[0])["reduce_scatter"] and not options.get("zero"))
 
 
-@pytest.mark.parametrize("name", ["images", "text", "recurrent"])
+@pytest.mark.parametrize("name", ["images", "text", "recurrent", "deep"])
 def test_weights_over_ranks(name):
     modules = check(STEPS[name](), split_weights, 2, min_bytes=64)
     held = divisions_of(modules[0])

@@ -1,5 +1,6 @@
 """Rows of `tilewright bench --train`: their networks, labels and what is refused."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.tools.cli import main
+from tilewright.tools.training_bench import curves as curves_module
+from tilewright.tools.training_bench import curves_command
 from tilewright.tools.training_bench.command import why_wrong
 from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
-from tilewright.tools.training_bench.curves import Curves, without_dropout
+from tilewright.tools.training_bench.curves import Curves, wider, without_dropout
 from tilewright.tools.training_bench.ours import training_step
 from tilewright.tools.training_bench.rows import ROWS, TrainingRow, rows_of, without_softmax
 from tilewright.tools.training_bench.torch_steps import TorchLoss, exact_loss
@@ -119,9 +122,35 @@ def test_dropout_is_switched_off_for_curves():
 def test_curves_are_compared_after_smoothing():
     a, b = np.array([1.0, 2.0, 1.0, 2.0]), np.array([2.0, 1.0, 2.0, 1.0])
     curves = Curves(a, b, b)
-    assert curves.largest_difference() == 1.0
+    assert curves.largest_difference() == 0.5  # of the first loss
     assert curves.largest_difference(2) == 0.0
-    assert curves.of_rounding() == (1.0, 0.0)
+    assert curves.of_rounding() == (0.5, 0.0)
+    assert (wider("fp32"), wider("bf16")) == (None, "fp32")
+
+
+def test_curves_of_both_are_compared(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("torch")
+    row = TrainingRow("small", "zoo:digits{dropout=false,batch=8}", "cross_entropy", "sgd")
+    monkeypatch.setattr(curves_command, "rows_of", lambda names: [row])
+    path = tmp_path / "curves.json"
+    command = ["bench", "--train", "small", "--curves", "5", "--target", "opencl", "--precision", "fp32"]
+    assert main([*command, "--json", str(path)]) == 0
+    assert "small fp32: ok: first loss " in capsys.readouterr().out
+    (made,) = json.loads(path.read_text())["rows"]
+    assert len(made["ours"]) == len(made["torch"]) == len(made["wide"]) == 5
+    assert made["ours"][-1] < made["ours"][0]
+    assert made["off"] < 1e-5
+    theirs = curves_module._theirs
+    monkeypatch.setattr(curves_module, "_theirs", lambda *a: (2 * loss for loss in theirs(*a)))
+    assert main(command) == 1
+    assert "small in fp32: losses are " in capsys.readouterr().err
+
+
+def test_curves_need_training_steps(capsys):
+    assert main(["bench", "mlp", "--curves", "5"]) == 2
+    assert "--curves: expected --train with this option" in capsys.readouterr().err
+    assert main(["bench", "--train", "dlrm_b256", "--curves", "5", "--peers", "none"]) == 2
+    assert "--curves: expected neither --peers nor --only-compile" in capsys.readouterr().err
 
 
 def test_unknown_rows_and_other_networks_are_refused(capsys):

@@ -159,9 +159,55 @@ def product(rows: int, terms: int, columns: int, dtype: str = "bf16") -> Func:
 }}""").funcs[0]  # fmt: skip
 
 
+def step_behind_a_join(state: str) -> Func:
+    """A step of a cell whose state and result are boxes of arrays of all steps."""
+    return parse(f"""module @m {{
+  tensor.func @k(%h: {state}, %w: f16[64, 32], %c: f16[32, 32]) -> f16[1, 32, 32] {{
+    %0 = tensor.contract(%h, %w, par = (m: 32, n: 64), red = (c: 32), reads = [[0, m, c], [n, c]])
+      : f32[32, 64] {{
+      ^(%a: f16, %b: f16, %s: f32)
+      %x = scalar.cast(%a, dtype = "f32") : f32
+      %y = scalar.cast(%b, dtype = "f32") : f32
+      %z = scalar.fma(%x, %y, %s) : f32
+      scalar.yield(%z)
+    }}
+    %1 = tensor.map(%0, %0, %c, par = (o: 1, m: 32, u: 32), reads = [[m, u], [m, u + 32], [m, u]])
+      : f16[1, 32, 32] {{
+      ^(%a: f32, %b: f32, %d: f16)
+      %x = scalar.mul(%a, %b) : f32
+      %y = scalar.cast(%d, dtype = "f32") : f32
+      %z = scalar.add(%x, %y) : f32
+      %r = scalar.cast(%z, dtype = "f16") : f16
+      scalar.yield(%r)
+    }}
+    tensor.return(%1)
+  }}
+}}""").funcs[0]  # fmt: skip
+
+
+@pytest.mark.emulator
+def test_states_may_be_boxes_of_arrays_of_all_steps():
+    for state in ("f16[1, 32, 32]", "f16[1, 32, 32] by [32, 64, 1]"):
+        view = view_of(step_behind_a_join(state))
+        assert (view.rows, view.units, view.most_sums) == (32, 32, 2)
+    kernel = step_behind_a_join("f16[1, 32, 32]")
+    inputs = values_of(kernel)
+    (got,) = run(lowered(kernel, 16, 8, 2), "emulator", inputs, seed=2).values()
+    (want,) = interpreted(kernel, inputs)
+    np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=3e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
+        (
+            step_behind_a_join("f16[2, 32, 32]"),
+            "the state f16[2, 32, 32] is no parameter of whole tiles of 16 x 16",
+        ),
+        (
+            step_behind_a_join("f16[1, 32, 32] by [32, 36, 1]"),
+            "rows of the state f16[1, 32, 32] by [32, 36, 1] do not begin at multiples of 16 bytes",
+        ),
         (product(24, 32, 32), "the state bf16[24, 32] is no parameter of whole tiles of 16 x 16"),
         (product(16, 32, 36), "16 rows of 36 units cannot be divided over blocks"),
         (product(16, 48, 32), "rows of the state bf16[16, 48] have no 32, 64 or a multiple of 128 bytes"),

@@ -10,13 +10,24 @@ import pytest
 from codegen_samples import DEVICES, run
 from codegen_samples import kernel as thread_kernel
 from decision_samples import with_template
-from matrix_samples import CTX, THREAD, convolution, convolved, gemm, matrix_parameters, source, view_of
+from matrix_samples import (
+    CTX,
+    THREAD,
+    convolution,
+    convolved,
+    gemm,
+    matrix_parameters,
+    source,
+    split_of,
+    stored,
+    view_of,
+)
 from split_samples import KINDS, assert_no_worse, chain, factors, pieces, truncated
 
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Builder, Func, InputError, Level, Module, Ref, Value, parse, walk
+from tilewright.ir import Func, InputError, Module, parse, walk
 from tilewright.ir.constants import Constants
 from tilewright.ir.float_pieces import PIECES, SCALE, SPLIT_BELOW, joined, piece_of
 from tilewright.ir.thread.split_ops import PRODUCTS
@@ -73,26 +84,11 @@ def test_devices_split_as_the_interpreter_does(target):
         np.testing.assert_array_equal(got[name].view(np.uint16), piece_of(HARD, number).view(np.uint16))
 
 
-def stored(kernel: Func) -> Func:
-    """The kernel whose two factors are stored in pieces, which are its last parameters."""
-    params = tuple(Value(p.type) for p in kernel.params)
-    b = Builder()
-    results = b.emit("tensor.call", params, {"callee": Ref(kernel.name)}, types=kernel.result_types)
-    b.do("tensor.return", *results)
-    main = Func(Level.TENSOR, "main", b.block(params), kernel.result_types)
-    module = run_pipeline(Module("m", (kernel, main)), Pipeline.parse("store-pieces{when=always}"), CTX)
-    return next(f for f in module.funcs if f.name == kernel.name)
-
-
 def by_roles(kernel: Func, *tiles: int, **more: int | str) -> Func:
     plan = matrix_parameters(*tiles, view_of(kernel).channel, engine="wgmma")
     plan = replace(plan, **({"copiers": 4, "transport": "engine"} | more))
     thread = lower_matrix(with_template(kernel, "matrix", plan))
     return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
-
-
-def split_of(*arrays: np.ndarray) -> list[np.ndarray]:
-    return [piece_of(x, number) for x in arrays for number in range(PIECES)]
 
 
 @pytest.mark.emulator

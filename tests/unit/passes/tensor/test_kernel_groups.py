@@ -60,7 +60,7 @@ BOTH = "%r: f32[4, 5], %w: f32[4, 5]"
     [
         ("[k, y]", "%2", 1),
         ("[3 - k, y]", "%2", 2),  # another thread's element
-        ("[k, y]", "%2, %0", 2),  # it is stored anyway, by a kernel of its own
+        ("[k, y]", "%2, %0", 1),  # it is stored as well: a small map waits for nothing more there
     ],
 )
 def test_maps_of_two_sources_join_what_reads_both(reads, returned, expected):

@@ -96,7 +96,15 @@ def test_rules_find_only_legal_groups():
         func = random_program(rng, 8).main
         graph = OpGraph(func)
         for s in sets_of(graph, partition(func)):
-            assert legal(graph, s) is None or sums_of_one_array(graph, s)
+            assert legal(graph, s) is None or sums_of_one_array(graph, s) or small_maps(graph, s)
+
+
+def small_maps(graph, s):
+    """Small maps over the same points share a launch; what is legal otherwise hangs together."""
+    ops = [graph.ops[i] for i in range(len(graph.ops)) if s >> i & 1]
+    return (
+        {op.name for op in ops} == {"tensor.map"} and len({op["par"] for op in ops}) == 1 and graph.convex(s)
+    )
 
 
 def sums_of_one_array(graph, s):

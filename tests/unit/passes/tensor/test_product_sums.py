@@ -297,7 +297,7 @@ def test_a_walk_along_another_array_besides_stays_as_it_is(monkeypatch):
 def test_nothing_joins_where_that_is_not_asked_for():
     apart = joined(network(MOMENTS), JOINED.replace("always", "never"))
     assert not any("sums" in f.name for f in apart.funcs)
-    with pytest.raises(InputError, match="when among auto, always, never"):
+    with pytest.raises(InputError, match="expects one of auto, always, never"):
         joined(network(MOMENTS), JOINED.replace("always", "sometimes"))
 
 

@@ -1,4 +1,4 @@
-"""Small maps of a training step share kernels where none waits for more than before."""
+"""Small maps share kernels where none waits for more than before."""
 
 import numpy as np
 import pytest
@@ -54,8 +54,7 @@ def calls(module):
 
 
 def test_gates_of_a_cell_are_one_kernel():
-    assert calls(fused(cell())) == 2
-    assert calls(fused(cell(training=False))) > 2
+    assert calls(fused(cell())) == calls(fused(cell(training=False))) == 2
 
 
 def test_what_another_thread_makes_is_read_from_memory():
@@ -112,7 +111,7 @@ def test_look_ups_in_several_tables_are_one_kernel():
     assert gathers(look_ups()) == [3]
     assert gathers(look_ups(behind=True)) == [1, 2]  # one waits for what another gave
     assert gathers(look_ups(count=1 << 16)) == [1, 1, 1]  # each takes longer than a launch
-    assert gathers(look_ups(updates="")) == [1, 1, 1]
+    assert gathers(look_ups(updates="")) == [3]
 
 
 @pytest.mark.parametrize("behind", [False, True])
