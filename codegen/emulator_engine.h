@@ -313,18 +313,44 @@ static void shuffle_order() {
         order[i - 1] = order[j], order[j] = kept;
     }
 }
-// Runs a warp's common action once all its lanes wait for the same one.
-static void try_together(int thread) {
+// A warp that runs ahead goes on as far as it gets before the others of its block do, as one may on a GPU: what only
+// a barrier of the warp stands before is not yet done by other warps. In order all run ahead, else half of them.
+static bool runs_ahead() {
+    if (!order_seed) return true;
+    order_seed = order_seed * 6364136223846793005ull + 1442695040888963407ull;
+    return order_seed >> 63;
+}
+// Runs a warp's common action once all its lanes wait for the same one. Returns the number of lanes that go on.
+static int try_together(int thread) {
     const int inside = thread % block_threads / 32 * 32, first = thread / block_threads * block_threads + inside;
     const int count = (int)block_threads - inside < 32 ? (int)block_threads - inside : 32;
     void* lanes[32];
     for (int i = 0; i < count; ++i) {
         const Fiber &f = fibers[first + i], &start = fibers[first];
-        if (f.state != TOGETHER || f.line != start.line || f.act != start.act) return;
+        if (f.state != TOGETHER || f.line != start.line || f.act != start.act) return 0;
         lanes[i] = f.own;
     }
     fibers[first].act(lanes, count);
     for (int i = 0; i < count; ++i) fibers[first + i].state = READY;
+    return count;
+}
+static void run_thread(int thread) {
+    running = thread;
+    threadIdx = {thread % block_threads, 0, 0};
+    blockIdx = places[thread / block_threads];
+    tw_switch(&scheduler, fibers[thread].stack);
+}
+// Lets the lanes of a warp go on until they wait for something else than each other.
+static void run_ahead(int thread, int lanes) {
+    const int first = thread / block_threads * block_threads + thread % block_threads / 32 * 32;
+    while (lanes) {
+        int next = 0;
+        for (int i = 0; i < lanes; ++i) {
+            run_thread(first + i);
+            if (fibers[first + i].state == TOGETHER) next = try_together(first + i);
+        }
+        lanes = next;
+    }
 }
 static bool run_ready() {
     bool any = false;
@@ -332,11 +358,10 @@ static bool run_ready() {
         if (fibers[thread].state == WAITING && passes(fibers[thread])) fibers[thread].state = READY;
         if (fibers[thread].state != READY) continue;
         any = true;
-        running = thread;
-        threadIdx = {thread % block_threads, 0, 0};
-        blockIdx = places[thread / block_threads];
-        tw_switch(&scheduler, fibers[thread].stack);
-        if (fibers[thread].state == TOGETHER) try_together(thread);
+        run_thread(thread);
+        if (fibers[thread].state != TOGETHER) continue;
+        const int lanes = try_together(thread);
+        if (lanes && runs_ahead()) run_ahead(thread, lanes);
     }
     return any;
 }

@@ -66,18 +66,35 @@ class OwnPasses:
     ) -> tuple[Module, Pipeline]:
         """The module after the own passes of a level, and what is left of the pipeline of its stage.
 
-        The pipeline runs up to the point of own passes; after each of them the module is verified. Nothing
-        runs where there are none.
+        The pipeline runs up to the point of own passes; after each of them the module is verified. A pass
+        that cannot run there, since it needs what a later one establishes, but has a place in the pipeline,
+        runs in that place with the options given. Nothing runs where there are none.
         """
         own = self.at(level.value)
         if not own.passes:
             return module, pipeline
         before, rest = around_own_passes(level, pipeline)
+        placed = [p for p in own if _has_place(p, before, rest)]
+        for p in placed:
+            rest = rest.replace(p.name, Pipeline((p,)))
         module = run_pipeline(module, before, context)
-        module = run_pipeline(module, own, replace(context, verify_each=True))
+        here = Pipeline(tuple(p for p in own if p not in placed))
+        module = run_pipeline(module, here, replace(context, verify_each=True))
         if level is Level.GRAPH:
             module = run_pipeline(module, OWN_GRAPH_PASSES_END, context)
         return module, rest
+
+
+def _has_place(p: Pass, before: Pipeline, rest: Pipeline) -> bool:
+    """Return whether a pass needs what only `rest` establishes, which runs it."""
+    if p.name not in rest.names:
+        return False
+    missing = p.definition.requires - _established(before)
+    return bool(missing & _established(rest.until(p.name)))
+
+
+def _established(pipeline: Pipeline) -> frozenset[str]:
+    return frozenset(fact for p in pipeline for fact in p.definition.establishes)
 
 
 NO_PASSES = OwnPasses()

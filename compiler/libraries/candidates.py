@@ -20,6 +20,7 @@ from tilewright.libraries.program import program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.kernels.decision import cost_of
+from tilewright.passes.kernels.matrix.choice import sums_columns
 from tilewright.passes.pipelines import TENSOR
 from tilewright.runtime.errors import DeviceMissingError
 from tilewright.runtime.libraries.kernel import LibraryKernel
@@ -174,8 +175,9 @@ FINDERS: dict[str, Callable[[Func], list[LibraryCall]]] = {"cublaslt": products_
 
 
 def _only_contract(kernel: Func) -> Op | None:
+    """The only contraction of a kernel; None where it also sums columns of what that computes."""
     contracts = [op for op in kernel.body.ops if op.name == "tensor.contract"]
-    return contracts[0] if len(contracts) == 1 else None
+    return contracts[0] if len(contracts) == 1 and not sums_columns(kernel) else None
 
 
 def _call(

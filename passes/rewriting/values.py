@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tilewright.ir.expr import Expr
-from tilewright.ir.nodes import Block, Func, Op, Value, walk
+from tilewright.ir.expr import Expr, Sym, substitute
+from tilewright.ir.nodes import Attr, Block, Func, Op, Pairs, Value, walk
+from tilewright.ir.tensor.ops import dims, reads
 
 
 def replace_values(block: Block, new: Mapping[Value, Value]) -> Block:
@@ -63,6 +64,18 @@ def with_indices(op: Op, change: Callable[[Expr], Expr]) -> Op:
         return op
     ops = (o.with_attrs(at=change(o.expr("at"))) if o.name == "scalar.index" else o for o in op.body.ops)
     return replace(op, body=op.body.with_ops(tuple(ops)))
+
+
+def rename_dims(op: Op, names: dict[str, str]) -> Op:
+    """A structured op with its dimensions renamed in domain, reads and body; results stay the same."""
+    env = {k: Sym(v) for k, v in names.items()}
+    attrs: dict[str, Attr] = {
+        "reads": tuple(tuple(substitute(e, env) for e in at) for at in reads(op)),
+        "par": Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "par").items())),
+    }
+    if "red" in dict(op.attrs):
+        attrs["red"] = Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "red").items()))
+    return with_indices(op.with_attrs(**attrs), lambda e: substitute(e, env))
 
 
 def resolve(value: Value, new: Mapping[Value, Value]) -> Value:

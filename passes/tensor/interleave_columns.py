@@ -23,10 +23,16 @@ from tilewright.passes.kernels.column_members import GROUP, column_of, whole_gro
 from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.rewriting.values import copied_ops, making, producers, readers, with_indices
+from tilewright.passes.rewriting.values import (
+    copied_ops,
+    making,
+    producers,
+    readers,
+    rename_dims,
+    with_indices,
+)
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
-from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
 
 #: the kernel is taken where its estimate is at most this share of those of its parts
 GAIN = 0.97

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
@@ -27,13 +25,13 @@ from tilewright.ir import (
 )
 from tilewright.ir.builder import Builder
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.row_columns.space import choose_row_columns
 from tilewright.passes.rewriting.names import numbered, unused
+from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
 
@@ -104,12 +102,7 @@ class _Search:
 
     def link(self) -> None:
         """Note who makes and who reads each value."""
-        self.position = {id(op): i for i, op in enumerate(self.ops)}
-        self.producer = {r: op for op in self.ops for r in op.results}
-        self.readers: dict[Value, list[Op]] = {}
-        for op in self.ops:
-            for v in dict.fromkeys(op.operands):
-                self.readers.setdefault(v, []).append(op)
+        self.order = CallOrder(self.ops)
 
     # -- candidates ------------------------------------------------------------------------------------------
     def next(self) -> _Joined | None:
@@ -162,8 +155,8 @@ class _Search:
         seen: set[int] = set()
         for call in inside:
             for v in (*call.operands, *call.results):
-                makers = [self.producer[v]] if v in self.producer else []
-                for other in (*makers, *self.readers.get(v, ())):
+                makers = [self.order.producer[v]] if v in self.order.producer else []
+                for other in (*makers, *self.order.readers.get(v, ())):
                     shared = v.tensor.nbytes >= self.least_bytes or (
                         v in call.operands and v in other.results
                     )
@@ -174,12 +167,15 @@ class _Search:
 
     def _join(self, calls: Sequence[Op]) -> _Joined | None:
         """The calls as a walk along rows and the sum of its parts; None where that is not legal."""
-        ordered = sorted(calls, key=lambda op: self.position[id(op)])
-        if not self._convex(ordered) or reshapes_filled(ordered, self.kernels):
+        ordered = self.order.sorted(calls)
+        if not self.order.convex(ordered) or reshapes_filled(ordered, self.kernels):
             return None
         own = set(map(id, ordered))
         outputs = {
-            r for c in ordered for r in c.results if any(id(x) not in own for x in self.readers.get(r, ()))
+            r
+            for c in ordered
+            for r in c.results
+            if any(id(x) not in own for x in self.order.readers.get(r, ()))
         }
         name = callee_of(ordered[0])
         kernel, arguments, returned = merged(ordered, self.kernels, outputs, name, once=True)
@@ -219,22 +215,6 @@ class _Search:
                     best = canonical, replace(pieces, walk=chosen), seconds
         return best
 
-    def _convex(self, calls: Sequence[Op]) -> bool:
-        """Return whether no path leaves the calls and comes back."""
-        own = set(map(id, calls))
-        first, last = self.position[id(calls[0])], self.position[id(calls[-1])]
-        left: set[Value] = set()
-        for op in self.ops[first : last + 1]:
-            if id(op) in own:
-                if any(v in left for v in op.operands):
-                    return False
-            elif any(v in left or self._made_by(v, own) for v in op.operands):
-                left.update(op.results)
-        return True
-
-    def _made_by(self, v: Value, own: set[int]) -> bool:
-        return v in self.producer and id(self.producer[v]) in own
-
     # -- rewriting -------------------------------------------------------------------------------------------
     def take(self, joined: _Joined) -> None:
         """Put the two new calls in the place of the old ones."""
@@ -253,7 +233,7 @@ class _Search:
                 (names[1], joined.end_arguments, joined.end_results),
             )
         )
-        at = max(self.position[o] for o in own)
+        at = max(self.order.position[o] for o in own)
         ops = []
         for i, op in enumerate(self.ops):
             if i == at:
@@ -272,38 +252,6 @@ class _Search:
         rest = [f for f in self.before.funcs if f is not main and f.name in called]
         body = Block(main.params, tuple(self.ops))
         return self.before.with_funcs((*self.made, *rest, main.with_body(body)))
-
-
-def in_order(ops: Sequence[Op]) -> list[Op]:
-    """The ops in an order in which values are made before they are read, as near to the given one as may be.
-
-    Communications keep their order. Raises AssertionError where ops wait for each other.
-    """
-    maker = {r: i for i, op in enumerate(ops) for r in op.results}
-    waits: list[set[int]] = [{maker[v] for v in op.operands if v in maker} for op in ops]
-    talks = [i for i, op in enumerate(ops) if op.name == COMMUNICATE]
-    for earlier, later in pairwise(talks):
-        waits[later].add(earlier)
-    if ops:
-        waits[-1] |= set(range(len(ops) - 1))  # the return
-    followers: dict[int, list[int]] = {}
-    for i, needed in enumerate(waits):
-        for j in needed:
-            followers.setdefault(j, []).append(i)
-    count = [len(needed) for needed in waits]
-    ready = [i for i, n in enumerate(count) if n == 0]
-    heapq.heapify(ready)
-    out: list[Op] = []
-    while ready:
-        i = heapq.heappop(ready)
-        out.append(ops[i])
-        for j in followers.get(i, ()):
-            count[j] -= 1
-            if count[j] == 0:
-                heapq.heappush(ready, j)
-    if len(out) < len(ops):
-        raise AssertionError("kernels that were joined wait for each other")
-    return out
 
 
 # -- kernels -------------------------------------------------------------------------------------------------

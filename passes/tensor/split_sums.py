@@ -15,10 +15,7 @@ from tilewright.ir import (
     Level,
     Op,
     Sym,
-    TensorType,
     Value,
-    scalar_body,
-    structured,
 )
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import SECTOR_BYTES
@@ -27,8 +24,9 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.reduction_parts import split_along
-from tilewright.passes.kernels.rows.moments import Moments, moments_of
+from tilewright.passes.kernels.rows.moments import Moments, joined_moments, moments_of, shifted_sums
 from tilewright.passes.kernels.rows.same_points import Walk, sums_of_same_points
+from tilewright.passes.kernels.rows.whole_sums import adds_last
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import unused
 
@@ -167,52 +165,13 @@ def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> t
     par, red = dims(op, "par"), dims(op, "red")
     part = unused("part", domain(op))
     each = red[dim] // parts
-    length = prod(red.values()) // parts
-    t = op.result.tensor
-    sums = TensorType(t.dtype, (parts, *t.shape))
     first = _at(moments.at, dict.fromkeys(red, 0) | {dim: Sym(part) * each})
     every = _at(moments.at, {dim: Sym(part) * each + Sym(dim)})
     over, within = {part: parts, **par}, {**red, dim: each}
-
-    def summed(*, squared: bool) -> Value:
-        inner, (x, k, acc) = scalar_body([value.tensor.dtype, value.tensor.dtype, t.dtype])
-        away = inner.value("scalar.sub", inner.cast(x, t.dtype), inner.cast(k, t.dtype))
-        folded = ("scalar.fma", away, away, acc) if squared else ("scalar.add", away, acc)
-        inner.do("scalar.yield", inner.value(*folded))
-        (out,) = structured(
-            b, "tensor.reduce", [value, value], par=over, red=within, reads=[every, first], init=(0.0,),
-            body=inner.block((x, k, acc)), types=[sums],
-        )  # fmt: skip
-        return out
-
-    s, q = summed(squared=False), summed(squared=True)
-    columns = tuple(map(Sym, par))
-    of_part = (Sym(part), *columns)
-    inner, (k, v, acc) = scalar_body([value.tensor.dtype, t.dtype, t.dtype])
-    mean = inner.value("scalar.fma", v, inner.const(1.0 / length, t.dtype), inner.cast(k, t.dtype))
-    inner.do("scalar.yield", inner.value("scalar.add", mean, acc))
-    (total,) = structured(
-        b, "tensor.reduce", [value, s], par=par, red={part: parts}, reads=[first, of_part], init=(0.0,),
-        body=inner.block((k, v, acc)), types=[t],
-    )  # fmt: skip
-    inner, (v,) = scalar_body([t.dtype])
-    inner.do("scalar.yield", inner.value("scalar.div", v, inner.const(float(parts), t.dtype)))
-    (mean,) = structured(
-        b, "tensor.map", [total], par=par, reads=[columns], body=inner.block((v,)), types=[t]
-    )
-    types = [value.tensor.dtype, *[t.dtype] * 4]
-    inner, (k, v, w, m, acc) = scalar_body(types)
-    share = inner.value("scalar.mul", v, inner.const(1.0 / length, t.dtype))
-    own = inner.value("scalar.fma", inner.value("scalar.neg", v), share, w)
-    away = inner.value("scalar.sub", inner.value("scalar.add", inner.cast(k, t.dtype), share), m)
-    square = inner.value("scalar.mul", away, away)
-    own = inner.value("scalar.fma", square, inner.const(float(length), t.dtype), own)
-    inner.do("scalar.yield", inner.value("scalar.add", own, acc))
-    (squares,) = structured(
-        b, "tensor.reduce", [value, s, q, mean], par=par, red={part: parts},
-        reads=[first, of_part, of_part, columns], init=(0.0,), body=inner.block((k, v, w, m, acc)), types=[t],
-    )  # fmt: skip
-    return mean, squares
+    shifted = shifted_sums(b, value, over, within, every, first, op.result.tensor.dtype)
+    of_part = (Sym(part), *map(Sym, par))
+    length = prod(red.values()) // parts
+    return joined_moments(b, value, first, shifted, of_part, par, (part, parts), length)
 
 
 def _at(index: tuple[Expr, ...], env: dict[str, Expr]) -> tuple[Expr, ...]:
@@ -226,19 +185,7 @@ def _is_long_sum(op: Op) -> bool:
     if op.result.tensor.dtype not in EXACT or op["init"] != (0.0,):
         return False
     extents = [n for n in dims(op, "red").values() if n > 1]
-    return prod(extents) >= (LONG_OVER_SAMPLES if len(extents) > 2 else LONG) and _adds(op)
-
-
-def _adds(op: Op) -> bool:
-    """Return whether the accumulator is read once, by the addition that is yielded."""
-    assert op.body is not None
-    *inner, last = op.body.ops
-    acc = op.body.params[-1]
-    if not inner or last.operands != inner[-1].results:
-        return False
-    readers = [o for o in op.body.ops for v in o.operands if v is acc]
-    place = {"scalar.add": (0, 1), "scalar.fma": (2,)}.get(inner[-1].name, ())
-    return readers == [inner[-1]] and any(inner[-1].operands[k] is acc for k in place)
+    return prod(extents) >= (LONG_OVER_SAMPLES if len(extents) > 2 else LONG) and adds_last(op.body)
 
 
 def _cuts(op: Op) -> Iterator[Cut]:

@@ -30,9 +30,8 @@ from tilewright.passes.thread.shared_accesses import (
     Access,
     accesses,
     conflict,
-    of_own_warp,
     own_accesses,
-    within_warps,
+    private_to_warps,
 )
 
 
@@ -48,9 +47,10 @@ def place_barriers(func: Func, ctx: PassContext) -> Func:
     inside divergent control, or one with an asynchronous copy that nothing waits for. Loops that keep
     asynchronous copies in flight bring their own barriers, which are checked (`copies_in_flight`); what
     warpgroups multiply must have been published before the barrier. A barrier in a role is one of its
-    threads; buffers of channels need none (`channel_order`), and what is private to warps, by an
-    index that is the number of the warp, needs one of the warp alone. Where blocks of a cluster meet is a
-    barrier, too; sums over their shared memories are checked (`cluster_order`).
+    threads, so that no other role may use what it writes; buffers of channels need none (`channel_order`),
+    and what is private to warps, since every access names the warp's own number first, needs one of the warp
+    alone. Where blocks of a cluster meet is a barrier, too; sums over their shared memories are checked
+    (`cluster_order`).
     """
     return _placed(func)
 
@@ -65,8 +65,28 @@ def _placed(func: Func) -> Func:
         check_published(func.body, (STORE_TILE,))  # what roles multiply is the matter of channels
     else:
         check_published(func.body)
-    block, _, _ = _BarrierPlacer(bound).block(func.body, [], launch_ranges(func))
+    ranges = launch_ranges(func)
+    _check_roles(func, bound, ranges)
+    private = private_to_warps(func.body, ranges)
+    block, _, _ = _BarrierPlacer(bound, private).block(func.body, [], ranges)
     return func.with_body(block)
+
+
+def _check_roles(func: Func, bound: Set[Value], ranges: Ranges) -> None:
+    """Raise InputError where a role writes a buffer that others use, and no channel keeps it in order."""
+    users: dict[Value, dict[str, bool]] = {}
+    for role in roles_of(func):
+        for a in accesses(role, body_ranges(role, ranges)):
+            of_buffer = users.setdefault(a.buffer, {})
+            name = str(role["name"])
+            of_buffer[name] = of_buffer.get(name, False) or a.write
+    for v, roles in users.items():
+        if v not in bound and len(roles) > 1 and any(roles.values()):
+            raise InputError(
+                f"expected one role to use %{v.hint or 'buffer'}, which no channel keeps in order, "
+                f"got {' and '.join(roles)}",
+                where=f"@{func.name}",
+            )
 
 
 @register_invariant("barriers-placed")
@@ -77,10 +97,13 @@ def barriers_placed(module: Module) -> list[str]:
 
 
 class _BarrierPlacer:
-    """Places barriers in blocks; `bound` are the buffers that channels keep in order."""
+    """Places barriers in blocks.
 
-    def __init__(self, bound: Set[Value]) -> None:
-        self.bound = bound
+    bound: the buffers that channels keep in order. private: those of which each warp has a part of its own.
+    """
+
+    def __init__(self, bound: Set[Value], private: Set[Value]) -> None:
+        self.bound, self.private = bound, private
         self.in_role = False
 
     def block(
@@ -96,7 +119,7 @@ class _BarrierPlacer:
                 out.append(op)
                 continue
             if op.name == "thread.warp_barrier":
-                pending = [p for p in pending if p.in_flight or not of_own_warp(p)]
+                pending = self.after_warp_barrier(pending)
                 out.append(op)
                 continue
             if op.name == ROLE:
@@ -114,9 +137,9 @@ class _BarrierPlacer:
             new_op, inside, after, cut = self.op(op, ranges)
             if conflicts := [p for p in pending if any(conflict(p, a) for a in inside)]:
                 check_waited(conflicts, op)
-                if self.in_role and within_warps(conflicts, inside):
+                if self.in_role and self.within_warps(conflicts):
                     out.append(Op("thread.warp_barrier", loc=op.loc))
-                    pending = [p for p in pending if p.in_flight or not of_own_warp(p)]
+                    pending = self.after_warp_barrier(pending)
                 else:
                     out.append(Op("thread.barrier", loc=op.loc))
                     pending, in_head = still_in_flight(pending), False
@@ -150,12 +173,24 @@ class _BarrierPlacer:
             ops = list(body.ops)
             at = len(ops) - 1 if ops and ops[-1].name == "thread.yield" else len(ops)
             check_waited(conflicts, op)
-            own = self.in_role and within_warps(conflicts, head)
+            own = self.in_role and self.within_warps(conflicts)
             ops.insert(at, Op("thread.warp_barrier" if own else "thread.barrier", loc=op.loc))
             body = body.with_ops(tuple(ops))
-            pending, open_ = ([p for p in pending if not of_own_warp(p)], open_) if own else ([], False)
+            pending, open_ = (self.after_warp_barrier(pending), open_) if own else ([], False)
         new_op = op if body is op.body else replace(op, body=body)
         return new_op, head, pending, not open_
+
+    def within_warps(self, conflicts: Sequence[Access]) -> bool:
+        """Return whether what conflicts is between threads of one warp each time."""
+        return all(p.buffer in self.private for p in conflicts)
+
+    def after_warp_barrier(self, pending: Sequence[Access]) -> list[Access]:
+        """What a barrier of a warp leaves pending: it orders finished accesses to what is the warp's own.
+
+        An access that names the warp first is ordered before those of other warps only where these never
+        touch the buffer there, which one access does not tell.
+        """
+        return [p for p in pending if p.in_flight or p.buffer not in self.private]
 
     def check_divergent(self, op: Op, inside: Sequence[Access]) -> None:
         if any(conflict(a, b) for i, a in enumerate(inside) for b in inside[i + 1 :]):

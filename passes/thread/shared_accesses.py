@@ -12,13 +12,13 @@ import numpy as np
 from tilewright.ir.expr import BinOp, Expr, Sym, binary, evaluate, substitute, symbols
 from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import WARP
-from tilewright.ir.nodes import Op, Value
+from tilewright.ir.nodes import Block, Op, Value
 from tilewright.ir.simplify import Ranges, interval, linear, multiple_of, simplify
 from tilewright.ir.thread.split_ops import GROUP, place_of_piece
 from tilewright.ir.thread.transport_ops import STORE_TILE
 from tilewright.ir.thread.warpgroup_ops import TURNED
 from tilewright.ir.types import TensorType
-from tilewright.passes.thread.scopes import Mask, loop_ranges, mask_of
+from tilewright.passes.thread.scopes import Mask, body_ranges, loop_ranges, mask_of
 
 #: per op, the operand that is the buffer and the attribute that says where; None: anywhere in the buffer
 _READS: dict[str, tuple[int, str | None]] = {
@@ -170,15 +170,20 @@ def conflict(a: Access, b: Access) -> bool:
     return not (own or _disjoint(a, b))
 
 
-def of_own_warp(a: Access) -> bool:
-    """True when the first index of an access is the number of the thread's warp: others never touch it."""
+def private_to_warps(block: Block, ranges: Ranges) -> frozenset[Value]:
+    """The buffers of which each warp has a part of its own.
+
+    The first index of every access is the number of the thread's warp.
+    """
+    own: dict[Value, bool] = {}
+    for op in block.ops:
+        for a in accesses(op, body_ranges(op, ranges)):
+            own[a.buffer] = own.get(a.buffer, True) and _of_own_warp(a)
+    return frozenset(v for v, alone in own.items() if alone)
+
+
+def _of_own_warp(a: Access) -> bool:
     return a.at is not None and len(a.at) > 0 and a.at[0] in (Sym("warp"), Sym("tid") // WARP)
-
-
-def within_warps(before: Sequence[Access], after: Sequence[Access]) -> bool:
-    """True when all conflicts between accesses are between threads of one warp."""
-    pairs = [(p, a) for p in before for a in after if conflict(p, a)]
-    return all(of_own_warp(p) and of_own_warp(a) for p, a in pairs)
 
 
 def _own_elements(a: Access, b: Access) -> bool:

@@ -122,9 +122,10 @@ def context() -> PassContext:
 
 
 def thread_form(module: Module, kernel: Func) -> Func:
-    """One kernel as what a thread does."""
+    """One kernel as what a thread does; without launches there is nothing to relay."""
     alone = Module("m", (kernel,), (), module.constants)
-    return run_pipeline(alone, Stages(thread=THREAD["cuda"]).whole, context()).funcs[0]
+    stages = Stages(thread=THREAD["cuda"].without("relay-launches"))
+    return run_pipeline(alone, stages.whole, context()).funcs[0]
 
 
 def templates(module: Module) -> list[str]:

@@ -29,7 +29,12 @@ from tilewright.passes.kernels.kernel_problem import (
     contract_roles,
     ops_named,
 )
-from tilewright.passes.kernels.matrix.choice import likely_matrix, matrix_variant, on_tensor_cores_of
+from tilewright.passes.kernels.matrix.choice import (
+    likely_matrix,
+    matrix_variant,
+    on_tensor_cores_of,
+    sums_columns,
+)
 from tilewright.passes.kernels.writing.staging import region
 
 #: bytes of a work-item's private copy of its input window (fits a first-level cache beside the weights)
@@ -44,8 +49,8 @@ def contract_candidates(kernel: Func, hardware: Hardware, top: int) -> list[Func
     (op,) = (o for o in kernel.body.ops if o.name == "tensor.contract")
     on = on_tensor_cores_of(kernel, op, hardware)
     cores = [] if on is None else likely_matrix(on[1], on[2], -(-top // 2))
-    alone = members_of(kernel, op) is None
-    lanes = likely_contract(contract_problem(kernel, op), hardware, top - len(cores)) if alone else []
+    alone = sums_columns(kernel) or members_of(kernel, op) is not None  # which lanes cannot
+    lanes = [] if alone else likely_contract(contract_problem(kernel, op), hardware, top - len(cores))
     found = [(c.estimate_s, contract_variant(kernel, op, c, hardware)) for c in lanes]
     found += [(c.estimate_s, matrix_variant(kernel, on[0], c, on[2])) for c in cores if on is not None]
     variants = [kernel]
@@ -131,9 +136,10 @@ def contract_points(
 def lanes_engine(kernel: Func, op: Op, hardware: Hardware, streamed_bytes: float) -> SearchedEngine | None:
     """The points of ordinary lanes for a contraction, and what makes a kernel of one.
 
-    None where results are computed from several sums, which lie in different threads.
+    None where the kernel sums columns of what it computes besides, and where results are computed from
+    several sums, which lie in different threads.
     """
-    if members_of(kernel, op) is not None:
+    if sums_columns(kernel) or members_of(kernel, op) is not None:
         return None
     points = contract_points(contract_problem(kernel, op), hardware, streamed_bytes=streamed_bytes)
     return points, lambda choice: contract_variant(kernel, op, choice, hardware)
@@ -145,7 +151,7 @@ def choose_lanes(kernel: Func, hardware: Hardware) -> Func | None:
     None for other kernels, and where results are computed from several sums, which lie in different threads.
     """
     contracts = ops_named(kernel, "tensor.contract")
-    if not contracts or members_of(kernel, contracts[0]) is not None:
+    if not contracts or sums_columns(kernel) or members_of(kernel, contracts[0]) is not None:
         return None
     return contract_variant(
         kernel, contracts[0], choose_contract(contract_problem(kernel, contracts[0]), hardware), hardware

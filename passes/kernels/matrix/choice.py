@@ -33,6 +33,7 @@ from tilewright.passes.kernels.matrix.space import (
     turns_second,
 )
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
+from tilewright.passes.kernels.writing.column_sums import column_sums
 
 #: several sets of warps must be estimated to take at most this share of what one set takes
 SETS_GAIN = 0.93
@@ -45,6 +46,15 @@ TF32_ROLES_GAIN = 1.05
 SPLIT_ROLES_GAIN = 0.9
 #: the same of blocks that share sums, and of tiles whose number comes out in whole waves
 SHARING_GAIN, WAVES_GAIN = 0.9, 0.9
+
+
+def sums_columns(kernel: Func) -> bool:
+    """Return whether a kernel sums columns of what its contraction computes, which only tensor cores can."""
+    names = [op.name for op in kernel.body.ops]
+    if names.count("tensor.contract") != 1 or "tensor.reduce" not in names[names.index("tensor.contract") :]:
+        return False
+    view = matrix_view(kernel, ops_named(kernel, "tensor.contract")[0])
+    return view is not None and column_sums(kernel, view) is not None
 
 
 def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[GpuHardware]:
@@ -138,7 +148,11 @@ def _exchanged(
 
     Of two factors in columns roles turn the second one; tiles are higher than wide then.
     """
-    if not view.rounds or (takes_roles(problem, hardware) and not turns_second(problem)):
+    if (
+        problem.summed is not None
+        or not view.rounds
+        or (takes_roles(problem, hardware) and not turns_second(problem))
+    ):
         return view, problem
     if view.members is not None:
         return view, problem
@@ -209,6 +223,8 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
     if cores is None:
         return None
     view, problem, gpu = cores
+    if problem.summed is not None:  # nothing else sums columns besides
+        return matrix_variant(kernel, view, choose_matrix(problem, gpu), gpu)
     try:
         best = choose_matrix(problem, gpu)
     except InputError:

@@ -221,12 +221,16 @@ def _epilogue_clk(
         fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
         + fit.tail_instructions * problem.tail_work
         + problem.tail_shared
+        + (0.0 if problem.summed is None else problem.summed.vector_work)
     )
     warps = space.team_warps
     hidden = np.minimum(1.0, resident * warps / (hardware.schedulers_per_sm * fit.tail_warps))
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
     if problem.tail_bytes:
         clk = clk + vectors / warps / fit.tail_vectors * fit.tail_read_clk
+    if problem.summed is not None:
+        # The threads of a tile meet before its parts are combined, and before the next tile's sums begin.
+        clk = clk + 2.0 * hardware.rows.barrier_clk
     # A block that shares a tile lays all sums down, and finishes a part of the results.
     return np.asarray(clk * (fit.laid_down_share + (1.0 - fit.laid_down_share) / space.parts))
 

@@ -37,6 +37,7 @@ from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view, result_lanes, sums_of
 from tilewright.passes.kernels.matrix.warpgroup import reduce_by_warpgroups, warpgroup_rows
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
@@ -84,6 +85,9 @@ class _Matrix:
         self.slots = min(plan.stages, self.chunks)
         self.by_groups = plan.engine == WARPGROUPS
         self.sums = sums_of(view.dtype)
+        #: sums of columns that the kernel takes besides, and the tiles of what is summed
+        self.column_sums = column_sums(kernel, view)
+        self.summed: dict[Value, Value] = {}
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -132,7 +136,11 @@ class _Matrix:
                 self._recompute(not_finite, tile, transposed)
             if plan.parts > 1:
                 meet(w)
+        tile_sums = self._prepare_sums()
         self._epilogue(tile, transposed)
+        if tile_sums is not None:
+            with w.b.at(self.op.loc):
+                self._sum_columns(tile_sums)
         if plan.parts > 1:
             with w.b.at(self.op.loc):
                 meet(w)
@@ -231,6 +239,36 @@ class _Matrix:
                 c_item=(i, j),
                 rounded=self.view.dtype == "f32",
             )  # fmt: skip
+
+    # -- sums of columns -------------------------------------------------------------------------------------
+    def _prepare_sums(self) -> TileSums | None:
+        if self.column_sums is None:
+            return None
+        w, block = self.w, self.plan.block
+        with w.b.at(self.op.loc):
+            shape = (block.m, block.n + SUM_PADS[False])
+            self.summed = {
+                v: w.alloc(shape, v.tensor.dtype, "shared", "summed") for v in self.column_sums.points
+            }
+            return TileSums(w, self.view, self.column_sums, block.m, block.n)
+
+    def _sum_columns(self, tile_sums: TileSums) -> None:
+        """Add up the columns of all groups of rows, a thread each, and what follows from them."""
+        w, plan = self.w, self.plan
+        place = (self.origin_m, self.origin_n)
+        shape = (plan.block.m // GROUP_ROWS, plan.block.n)
+        count = shape[0] * shape[1]
+        with w.loop("g", -(-count // plan.threads)) as step:
+            number = w.simple(step * plan.threads + Sym("tid"))
+            group, column = w.unravel(number, shape)
+            with w.when(w.below(number, count)):
+                tile_sums.fold(
+                    lambda v, row, _: w.load(self.summed[v], (w.simple(group * GROUP_ROWS + row), column)),
+                    place,
+                    group,
+                    column,
+                )
+        tile_sums.finish(place, plan.threads)
 
     # -- epilogue --------------------------------------------------------------------------------------------
     def _last(self) -> str:
@@ -360,7 +398,11 @@ class _Matrix:
         if self.starts_late and self._start() != 0.0:
             start = w.b.const(self._start(), self.sums)
             totals = [w.b.value("scalar.add", total, start) for total in totals]
-        store_results(w, Points(w, dict(zip(self.totals, totals, strict=True))), place)
+        points = Points(w, dict(zip(self.totals, totals, strict=True)))
+        ends = self.column_sums.results if self.column_sums is not None else frozenset()
+        store_results(w, points, place, [v for v in w.outputs if v not in ends])
+        for value, buffer in self.summed.items():
+            w.store(points.value(value, place), buffer, (outer, inner))
 
     def _index(self, transposed: bool, outer: Expr, inner: Expr) -> dict[str, Expr]:
         """The index of a sum in every dimension, by its place in the tile of sums."""

@@ -12,6 +12,7 @@ from tilewright.ir.thread.warpgroup_ops import BYTES_N, MOST_N, ROW_BYTES
 from tilewright.ir.types import BYTES, itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 from tilewright.passes.kernels.matrix.view import MatrixView, takes_roles, takes_warpgroups, turns_second
+from tilewright.passes.kernels.writing.column_sums import ColumnSums, known_sums
 
 #: four warps together multiply tiles where they lie in shared memory (sm_90a)
 WARPGROUPS = "wgmma"
@@ -149,6 +150,18 @@ class MatrixParameters(AttrRecord):
         elif self.resident > 1 or self.turners:
             raise InputError(
                 "expected resident blocks, and warps that turn a factor, with a role that copies"
+            )
+
+    def check_sums(self, sums: ColumnSums) -> None:
+        """Raise InputError where a tile does not hold whole parts of sums of columns, or not all of a row."""
+        if self.block.m % sums.length or self.exchanged or self.parts > 1:
+            raise InputError(
+                f"expected tiles of whole parts of {sums.length} rows, factors in their order and a block "
+                "for each tile where a product sums columns"
+            )
+        if self.stores == ENGINE and not sums.stored:
+            raise InputError(
+                "expected threads that store where a product sums what is not computed from what it stores"
             )
 
     def _check_parts(self, view: MatrixView) -> None:
@@ -290,4 +303,7 @@ def matrix_parameters(kernel: Func, view: MatrixView) -> tuple[MatrixParameters,
     taken = view.exchange() if found.exchanged else view
     with faults_of(kernel):
         found.check(taken)
+        sums = known_sums(kernel, view)
+        if sums is not None:
+            found.check_sums(sums)
     return found, taken

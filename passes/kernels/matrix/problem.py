@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, Sym, TensorType, walk
+from tilewright.ir import Func, Op, Sym, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M
 from tilewright.ir.simplify import coefficients, interval
@@ -29,8 +29,9 @@ from tilewright.passes.analysis.shared_work import (
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
-from tilewright.passes.kernels.matrix.space import MatrixProblem, raster_of
+from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
@@ -41,6 +42,8 @@ INSTRUCTIONS = {
 }  # fmt: skip
 #: stages of a ring at least beside results that the copy engine writes, and bytes for barriers and alignment
 LEAST_WRITTEN_STAGES, BESIDE_RING_BYTES = 3, 4096
+#: bytes of results that the copy engine writes
+RESULT_BYTES = 2
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -66,8 +69,8 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         second_bytes = 0  # two parts of one array, which the traffic counts once
     size = itemsize(view.dtype)
     at = kernel.body.ops.index(view.op)
-    before, after = kernel.body.ops[:at], kernel.body.ops[at + 1 : -1]
-    members = view.sums_of_result
+    before, after = kernel.body.ops[:at], point_ops(kernel, view.op)
+    sums, members = column_sums(kernel, view), view.sums_of_result
     tail_work, tail_shared = (work / members for work in result_work(after))
     return MatrixProblem(
         batch=view.size(view.batch),
@@ -94,8 +97,22 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
         split=may_split(view.op),
         promotes=view.promotes,
+        summed=None if sums is None else _summed(sums),
         members=members,
         boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
+    )
+
+
+def _summed(sums: ColumnSums) -> SummedColumns:
+    """The sums of columns of a kernel in numbers."""
+    kept = [*(op.result for op in sums.folds), *sums.firsts]
+    return SummedColumns(
+        part_rows=sums.length,
+        value_bytes=sum(itemsize(v.tensor.dtype) for v in sums.points),
+        group_bytes=sum(itemsize(v.tensor.dtype) for v in kept),
+        values=len(sums.points),
+        fold_work=_work(sums.folds),
+        group_work=len(kept) + _work([op for op in sums.ends if op.name == "tensor.reduce"]),
     )
 
 
@@ -220,16 +237,22 @@ def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
 
 def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
     """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
-    narrow = all(isinstance(t, TensorType) and itemsize(t.dtype) == 2 for t in kernel.result_types)
-    if not p.copiers or p.parts > 1 or view.stored or view.splits or not narrow:
+    if not p.copiers or p.parts > 1 or view.stored or view.splits:
         return 0
-    results = [v.tensor for v in kernel.body.ops[-1].operands]
-    written = result_maps(results, tiling_of(view, p), 0)
+    sums, numbered = column_sums(kernel, view), list(enumerate(kernel.body.ops[-1].operands))
+    results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
+    if any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()) or (
+        sums is not None and not sums.stored
+    ):
+        return 0
+    written = result_maps(results, tiling_of(view, p))
     if written is None:
         return 0
     warps = p.teams * p.team_warps
-    pieces = len(results) * warps * PIECES * MMA_M * written[0] * itemsize(results[0].dtype)
+    beside = len(results) * warps * PIECES * MMA_M * written[0] * RESULT_BYTES
+    if sums is not None:
+        beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _summed(sums).group_bytes
     panel = ROW_BYTES[-1] // itemsize(view.dtype)
     stage = p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
-    room = hardware.smem_per_block_max_bytes // p.resident - pieces - BESIDE_RING_BYTES
+    room = hardware.smem_per_block_max_bytes // p.resident - beside - BESIDE_RING_BYTES
     return min(p.stages, room // stage)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import gcd
 
@@ -63,7 +64,8 @@ from tilewright.passes.kernels.matrix.warpgroup import (
     warpgroup_rows,
 )
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS, meet, own_part, own_vectors, summed
-from tilewright.passes.kernels.writing.engine_results import EngineResults, Place
+from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, TileSums, column_sums
+from tilewright.passes.kernels.writing.engine_results import EngineResults, Panel, Place
 from tilewright.passes.kernels.writing.points import Points, store_results
 from tilewright.passes.kernels.writing.prefetch import shared_lines
 from tilewright.passes.kernels.writing.tile_edges import inside_and_edges
@@ -155,6 +157,10 @@ class _RoleMatrix:
         piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
         self.lanes = result_lanes(kernel, view, *piece)
         self.lanes = gcd(self.lanes, LANES) if plan.parts > 1 else self.lanes
+        #: sums of columns that the kernel takes besides, of each team's tiles, and what is summed of a piece
+        self.column_sums = column_sums(kernel, view)
+        self.tile_sums: list[TileSums] = []
+        self.summed: list[dict[Value, Value]] = []
 
     def lower(self) -> Func:
         w, plan = self.w, self.plan
@@ -177,6 +183,7 @@ class _RoleMatrix:
                 )
             self.results = self._engine_results()
             stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
+            self._prepare_sums()
             self.turning = self._turning(factors[-1]) if turns_second(self.view) else None
             tiles = [f.tiles for f in factors if self.turning is None or f.operand == 0]
             scope = "cluster" if plan.cluster > 1 else "block"
@@ -248,7 +255,8 @@ class _RoleMatrix:
         plan, view = self.plan, self.view
         if plan.stores != ENGINE:
             return None
-        return EngineResults.of(self.w, self.totals, tiling_of(view, plan))
+        results = list(self.w.outputs) if self.column_sums is None else self.column_sums.written
+        return EngineResults.of(self.w, self.totals, tiling_of(view, plan), results)
 
     def _stage(self) -> Stage:
         """Where a team's warps bring sums into rows of results, each a piece of its own."""
@@ -257,6 +265,21 @@ class _RoleMatrix:
         pad, columns = PIECE_PADS[self.transposed], self._piece_columns()
         shape = (columns, MMA_M + pad) if self.transposed else (MMA_M, columns + pad)
         return self.w.alloc((self.plan.team_warps, *shape), self.sums, "shared", "pieces")
+
+    def _prepare_sums(self) -> None:
+        """Allocate what each team needs for sums of columns."""
+        if self.column_sums is None:
+            return
+        w, plan = self.w, self.plan
+        shape = (plan.team_warps, MMA_M, self._piece_columns() + PIECE_PADS[False])
+        for _ in range(plan.teams):
+            sums = TileSums(w, self.view, self.column_sums, plan.block.m, plan.block.n)
+            self.tile_sums.append(sums)
+            if self.results is not None:
+                continue  # pieces of results are read where the copy engine reads them
+            self.summed.append(
+                {v: w.alloc(shape, v.tensor.dtype, "shared", "summed") for v in self.column_sums.points}
+            )
 
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
@@ -383,7 +406,7 @@ class _RoleMatrix:
             if not parts:
                 w.b.do("thread.warpgroup_wait", acc)
                 w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
-            self._epilogue(acc, stage, tile)
+            self._epilogue(acc, stage, tile, team)
 
     def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
         """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
@@ -584,7 +607,7 @@ class _RoleMatrix:
         par = dims(self.op, "par")
         return next((d for d in reversed(par) if par[d] > 1), "")
 
-    def _epilogue(self, acc: Value, stage: Stage, tile: _Tile) -> None:
+    def _epilogue(self, acc: Value, stage: Stage, tile: _Tile, team: int) -> None:
         """Write the results of a tile; tiles at an edge have code of their own, so that others test nothing.
 
         A test around every vector would keep the loads and computations of all others from running side by
@@ -596,9 +619,11 @@ class _RoleMatrix:
         always = frozenset(name for name, _, size, extent in sides if not size % extent)
         for mask, whole in inside_and_edges(sides):
             with w.when(mask):
-                self._results(acc, stage, tile, always | whole)
+                self._results(acc, stage, tile, always | whole, team)
+        if self.tile_sums:
+            self.tile_sums[team].finish((tile.m, tile.n), WARP * plan.team_warps)
 
-    def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str]) -> None:
+    def _results(self, acc: Value, stage: Stage, tile: _Tile, whole: frozenset[str], team: int) -> None:
         """Every warp brings its sums into rows, piece by piece, and writes results by vectors.
 
         Or it has the copy engine write them. whole: the dimensions along which all of the tile lies inside of
@@ -607,7 +632,8 @@ class _RoleMatrix:
         w, plan = self.w, self.plan
         if self.results is not None:
             assert not isinstance(stage, Value)
-            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole)
+            read = partial(self._sum_panel, team, tile) if self.tile_sums else None
+            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole, read)
             return
         assert isinstance(stage, Value)
         columns = self._piece_columns()
@@ -628,7 +654,45 @@ class _RoleMatrix:
             n = w.simple(first_column + piece * columns)
             if not_finite is not None:
                 self._recompute(not_finite, stage, tile, m, n, whole)
-            self._piece(stage, tile, m, w.simple(n // len(self.totals)), whole)
+            first = w.simple(n // len(self.totals))
+            self._piece(stage, tile, m, first, whole, self.summed[team] if self.summed else {})
+            if self.tile_sums:
+                self._sum_piece(team, tile, m, n)
+
+    def _sum_panel(self, team: int, tile: _Tile, panel: Panel) -> None:
+        """Add up the columns of a warp's panel of results, of which a lane takes two neighbours."""
+        w, lane = self.w, Sym("tid") % WARP
+        assert self.results is not None
+        columns = self.results.columns
+
+        def laid(value: Value, row: Expr, column: Expr) -> Value:
+            piece, (warp, turn, _, _) = panel.laid[value]
+            return w.load(piece, (warp, turn, row, column))
+
+        with w.loop("c", -(-columns // (2 * WARP)), unroll=1) as step:
+            first = w.simple((step * WARP + lane) * 2)
+            with w.when(w.below(first, columns)):
+                self.tile_sums[team].fold_stored(
+                    lambda value, row, behind: laid(value, row, w.simple(first + behind)),
+                    (tile.m, tile.n),
+                    w.simple(panel.row // GROUP_ROWS),
+                    w.simple(panel.column + first),
+                    2,
+                )
+
+    def _sum_piece(self, team: int, tile: _Tile, m: Expr, n: Expr) -> None:
+        """Add up the columns of a warp's piece of results, a lane each."""
+        w, columns, summed = self.w, self._piece_columns(), self.summed[team]
+        warp, lane = w.simple(Sym("tid") // WARP), w.simple(Sym("tid") % WARP)
+        with w.loop("c", -(-columns // WARP), unroll=1) as step:
+            column = w.simple(step * WARP + lane)
+            with w.when(w.below(column, columns)):
+                self.tile_sums[team].fold(
+                    lambda v, row, _: w.load(summed[v], (warp, row, column)),
+                    (tile.m, tile.n),
+                    w.simple(m // GROUP_ROWS),
+                    w.simple(n + column),
+                )
 
     def _recompute(
         self, not_finite: Value, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]
@@ -648,10 +712,19 @@ class _RoleMatrix:
                     index = self._index(tile, w.simple(m + row), w.simple(n + column))
                     w.store(chain_of(w, self.op, index), stage, (warp, outer, inner))
 
-    def _piece(self, stage: Value, tile: _Tile, m: Expr, n: Expr, whole: frozenset[str]) -> None:
+    def _piece(
+        self,
+        stage: Value,
+        tile: _Tile,
+        m: Expr,
+        n: Expr,
+        whole: frozenset[str],
+        summed: Mapping[Value, Value],
+    ) -> None:
         """The results of a warp's piece of sums; m, n: the first row and column in the tile's results.
 
-        Vectors of a tile at an edge, of which there are few, take turns in a short loop.
+        Vectors of a tile at an edge, of which there are few, take turns in a short loop. summed: where values
+        lie whose columns are added up.
         """
         w, plan, members = self.w, self.plan, len(self.totals)
         columns, first = self._piece_columns() // members, w.simple(tile.n // members)
@@ -670,7 +743,9 @@ class _RoleMatrix:
                 at = w.simple(inner + v)
                 row, column = (at, outer) if self.transposed else (outer, at)
                 totals = [w.load(stage, (warp, *self._sum_of(outer, inner, v, i))) for i in range(members)]
-                self._result(totals, tile, w.simple(m + row), w.simple(n + column))
+                points, place = self._result(totals, tile, w.simple(m + row), w.simple(n + column))
+                for value, buffer in summed.items():
+                    w.store(points.value(value, place), buffer, (warp, outer, at))
 
     def _sum_of(self, outer: Expr, inner: Expr, lane: Expr, member: int) -> tuple[Expr, Expr]:
         """Where a piece of sums holds a member of the result `lane` places behind one of the piece.
@@ -694,8 +769,13 @@ class _RoleMatrix:
             index.update(zip(names, w.unravel(w.simple(at), [view.sizes[d] for d in names]), strict=True))
         return index
 
-    def _result(self, totals: Sequence[Value], tile: _Tile, m: Expr, n: Expr) -> None:
-        """Compute a result from its sums and store it; m, n: its row and column among those of the tile."""
+    def _result(
+        self, totals: Sequence[Value], tile: _Tile, m: Expr, n: Expr
+    ) -> tuple[Points, tuple[Expr, ...]]:
+        """Compute a result from its sums and store it; gives the values at its point, and the point.
+
+        m, n: its row and column among those of the tile.
+        """
         w, view, members = self.w, self.view, len(self.totals)
         if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
             start = w.b.const(self._start(), self.sums)
@@ -704,4 +784,7 @@ class _RoleMatrix:
         for names, at in ((view.rows, tile.m + m), (view.columns, tile.n // members + n)):
             index.update(zip(names, w.unravel(w.simple(at), [view.results[d] for d in names]), strict=True))
         place = tuple(index[d] for d in dims(self.op, "par"))
-        store_results(w, Points(w, dict(zip(self.totals, totals, strict=True))), place)
+        points = Points(w, dict(zip(self.totals, totals, strict=True)))
+        ends = self.column_sums.results if self.column_sums is not None else frozenset()
+        store_results(w, points, place, [v for v in w.outputs if v not in ends])
+        return points, place

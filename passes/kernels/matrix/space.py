@@ -30,6 +30,7 @@ from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
     LEAST_COLUMN_SLOTS,
+    LONG_COLUMNS,
     PIECE_COLUMNS,
     PIECE_PADS,
     ROLE_TURNERS,
@@ -73,6 +74,10 @@ LEAST_HELD_STAGES = 3
 HELD_READS = 2
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
+#: columns of a piece of what is summed, its padding included, at most
+SUMMED_COLUMNS = LONG_COLUMNS + PIECE_PADS[False]
+#: registers of a lane that adds up columns: what it has loaded of its rows
+SUMMED_REGISTERS = 16
 #: sums of a thread, and of one of a warpgroup, which holds no fragments beside them
 MAX_SUMS, MOST_GROUP_SUMS = 128, 192
 #: warps that copy; a kernel's registers per thread at most as it is launched
@@ -127,6 +132,32 @@ _PARTS, _SHARING_WARPS = (2, 4, 8), ((1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2),
 
 
 @dataclass(frozen=True)
+class SummedColumns:
+    """Sums of columns that a product takes of its results: parts of `part_rows` rows, whole ones in a tile.
+
+    values, value_bytes: what is summed of a result, and its bytes in shared memory. group_bytes: bytes that a
+    column keeps of every 16 rows until the end of a tile. fold_work: instructions per result; group_work: per
+    column and 16 rows.
+    """
+
+    part_rows: int
+    values: int
+    value_bytes: int
+    group_bytes: int
+    fold_work: float
+    group_work: float
+
+    @property
+    def vector_work(self) -> float:
+        """Instructions of a warp per vector of four results: values are written as such, and read singly."""
+        return 5.0 * self.values + 4.0 * (self.fold_work + self.group_work / MMA_M)
+
+    def shared_bytes(self, rows: IntArray, columns: IntArray, staged: IntArray) -> IntArray:
+        """Bytes of a tile's sums, and of so many values that are staged at a time."""
+        return np.asarray(staged * self.value_bytes + rows // MMA_M * columns * self.group_bytes)
+
+
+@dataclass(frozen=True)
 class MatrixProblem:
     """`batch` products of [m, k] and [n, k], k = taps * channel.
 
@@ -143,8 +174,9 @@ class MatrixProblem:
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
-    warpgroups add chunk by chunk. members: sums from which each result is computed, whose columns a warp has;
-    tail_work and tail_shared are of sums then, too: the share of each in what its result takes.
+    warpgroups add chunk by chunk. summed: sums of columns that are taken besides. members: sums from which
+    each result is computed, whose columns a warp has; tail_work and tail_shared are of sums then, too: the
+    share of each in what its result takes.
     """
 
     batch: int
@@ -172,6 +204,7 @@ class MatrixProblem:
     split: bool = False
     boxes: bool = False
     promotes: bool = False
+    summed: SummedColumns | None = None
     members: int = 1
 
     def __post_init__(self) -> None:
@@ -459,12 +492,21 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     return space.take(keep) if keep.any() else space
 
 
+def _holds_whole(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Return whether warps have all sums of their results, and tiles whole parts of sums of columns."""
+    found = np.ones(len(space), dtype=np.bool_)
+    if problem.members > 1:
+        found &= (space.parts == 1) & _holds_members(problem, space)
+    if problem.summed is not None:
+        found &= (space.m % problem.summed.part_rows == 0) & (space.parts == 1)
+    return found
+
+
 def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> npt.NDArray[np.bool_]:
     """Return whether a block can be built and be resident."""
     found = (space.m % (MMA_M * space.warps_m) == 0) & (space.n % (2 * MMA_N * space.warps_n) == 0)
     found &= space.k % (problem.depth * space.warps_k) == 0
-    if problem.members > 1:
-        found &= (space.parts == 1) & _holds_members(problem, space)
+    found &= _holds_whole(problem, space)
     for extent, rows in ((space.m, problem.first_rows), (space.n, problem.second_rows)):
         # Columns of 16-bit elements are swizzled, which takes 32, 64 or a multiple of 128 bytes of them.
         # Those of warpgroups are panels of such rows.
@@ -493,6 +535,7 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     left = (registers * threads - given) // (WARP * space.multiplying_warps)
     beside = (1 + problem.promotes) * sums // (WARP * space.team_warps) + OTHER_REGISTERS
     beside = beside + GROUP_REGISTERS * (space.turners == 0) + held_registers(problem, space)
+    beside = beside + (0 if problem.summed is None else SUMMED_REGISTERS)
     together = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers)
     # One instruction holds the sums of 64 rows, and ptxas wants these beside all else within what a thread
     # has at launch.
@@ -629,6 +672,11 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
         sums = np.where(space.by_roles & (sums > first * row), turned + sums, sums)
     staging = _STAGING_BYTES[problem.stored][space.n // space.warps_n]
     pieces = space.multiplying_warps * staging + ROLE_BARRIER_BYTES
+    if problem.summed is not None:
+        team = problem.summed.shared_bytes(space.m, space.n, space.team_warps * MMA_M * SUMMED_COLUMNS)
+        pieces = pieces + space.teams * team
+        tile = problem.summed.shared_bytes(space.m, space.n, space.m * (space.n + SUM_PAD_WORDS))
+        sums = sums + np.where(space.by_roles, 0, tile)
     staged = np.where(space.parts > 1, np.maximum(ring, sums) + ROLE_BARRIER_BYTES, ring + pieces)
     return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
 

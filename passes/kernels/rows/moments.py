@@ -1,12 +1,14 @@
-"""Sums of a value and of its squared distances from its mean: which ops take both, by what they compute."""
+"""Sums of a value and of its squared distances from its mean: which ops take both, by what they compute, and
+ops that take both of parts in one walk and join them (Chan, Golub and LeVeque 1983).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir import Expr, Func, Op, Sym, Value
+from tilewright.ir import Builder, Expr, Func, Op, Sym, TensorType, Value, scalar_body, structured
 from tilewright.ir.tensor.ops import dims, fills
 from tilewright.passes.analysis.terms import (
     Folded,
@@ -88,3 +90,120 @@ def _shares(term: Term) -> Iterator[tuple[Term, float]]:
     for one, other in both_orders(term, "mul"):
         if (share := number(other)) is not None:
             yield peeled(one), share
+
+
+def shifted_sums(
+    b: Builder,
+    value: Value,
+    over: Mapping[str, int],
+    within: Mapping[str, int],
+    every: tuple[Expr, ...],
+    first: tuple[Expr, ...],
+    dtype: str,
+) -> tuple[Value, Value]:
+    """Append the sums of `x - k` and of its square, of each part.
+
+    over: dimensions of the parts and columns; within: those that are added up. every, first: where `x` and
+    `k` are read; with `k` among the elements of a part no element is far from it.
+    """
+    t, source = TensorType(dtype, tuple(over.values())), value.tensor.dtype
+
+    def summed(*, squared: bool) -> Value:
+        inner, (x, k, acc) = scalar_body([source, source, dtype])
+        away = inner.value("scalar.sub", inner.cast(x, dtype), inner.cast(k, dtype))
+        folded = ("scalar.fma", away, away, acc) if squared else ("scalar.add", away, acc)
+        inner.do("scalar.yield", inner.value(*folded))
+        (out,) = structured(
+            b, "tensor.reduce", [value, value], par=over, red=within, reads=[every, first], init=(0.0,),
+            body=inner.block((x, k, acc)), types=[t],
+        )  # fmt: skip
+        return out
+
+    return summed(squared=False), summed(squared=True)
+
+
+def joined_moments(
+    b: Builder,
+    value: Value,
+    first: tuple[Expr, ...],
+    shifted: tuple[Value, Value],
+    of_part: tuple[Expr, ...],
+    over: Mapping[str, int],
+    part: tuple[str, int],
+    length: int,
+) -> tuple[Value, Value]:
+    """Append the mean of all parts, and the sum of squared distances from it, from the sums of each part.
+
+    shifted: as `shifted_sums` gives them, read at `of_part`. first: where `k` of a part is read. over: the
+    dimensions of the results; part: that of the parts; length: elements of a part.
+    """
+    (s, q), red = shifted, dict([part])
+    dtype, source = s.tensor.dtype, value.tensor.dtype
+    t, columns = TensorType(dtype, tuple(over.values())), tuple(map(Sym, over))
+    inner, (k, v, acc) = scalar_body([source, dtype, dtype])
+    mean = inner.value("scalar.fma", v, inner.const(1.0 / length, dtype), inner.cast(k, dtype))
+    inner.do("scalar.yield", inner.value("scalar.add", mean, acc))
+    (total,) = structured(
+        b, "tensor.reduce", [value, s], par=over, red=red, reads=[first, of_part], init=(0.0,),
+        body=inner.block((k, v, acc)), types=[t],
+    )  # fmt: skip
+    mean = _share(b, total, over, part[1])
+    inner, (k, v, w, m, acc) = scalar_body([source, *[dtype] * 4])
+    share = inner.value("scalar.mul", v, inner.const(1.0 / length, dtype))
+    own = inner.value("scalar.fma", inner.value("scalar.neg", v), share, w)
+    away = inner.value("scalar.sub", inner.value("scalar.add", inner.cast(k, dtype), share), m)
+    square = inner.value("scalar.mul", away, away)
+    own = inner.value("scalar.fma", square, inner.const(float(length), dtype), own)
+    inner.do("scalar.yield", inner.value("scalar.add", own, acc))
+    (squares,) = structured(
+        b, "tensor.reduce", [value, s, q, mean], par=over, red=red,
+        reads=[first, of_part, of_part, columns], init=(0.0,), body=inner.block((k, v, w, m, acc)), types=[t],
+    )  # fmt: skip
+    return mean, squares
+
+
+def joined_means(
+    b: Builder,
+    means: Value,
+    squares: Value,
+    of_part: tuple[Expr, ...],
+    over: Mapping[str, int],
+    part: tuple[str, int],
+    length: int,
+) -> tuple[Value, Value]:
+    """Append the mean of all parts, and the sum of squared distances from it, from those of each part.
+
+    means, squares: of parts of `length` elements, read at `of_part`. over: the dimensions of the results;
+    part: that of the parts.
+    """
+    dtype, red = means.tensor.dtype, dict([part])
+    t, columns = TensorType(dtype, tuple(over.values())), tuple(map(Sym, over))
+    inner, (m, acc) = scalar_body([dtype] * 2)
+    inner.do("scalar.yield", inner.value("scalar.add", m, acc))
+    (total,) = structured(
+        b, "tensor.reduce", [means], par=over, red=red, reads=[of_part], init=(0.0,),
+        body=inner.block((m, acc)), types=[t],
+    )  # fmt: skip
+    mean = _share(b, total, over, part[1])
+    inner, (m, w, whole, acc) = scalar_body([dtype] * 4)
+    away = inner.value("scalar.sub", m, whole)
+    square = inner.value("scalar.mul", away, away)
+    own = inner.value("scalar.fma", square, inner.const(float(length), dtype), w)
+    inner.do("scalar.yield", inner.value("scalar.add", own, acc))
+    (total_squares,) = structured(
+        b, "tensor.reduce", [means, squares, mean], par=over, red=red, reads=[of_part, of_part, columns],
+        init=(0.0,), body=inner.block((m, w, whole, acc)), types=[t],
+    )  # fmt: skip
+    return mean, total_squares
+
+
+def _share(b: Builder, total: Value, over: Mapping[str, int], parts: int) -> Value:
+    """Append a sum divided by the number of its parts."""
+    dtype = total.tensor.dtype
+    inner, (v,) = scalar_body([dtype])
+    inner.do("scalar.yield", inner.value("scalar.div", v, inner.const(float(parts), dtype)))
+    (mean,) = structured(
+        b, "tensor.map", [total], par=over, reads=[tuple(map(Sym, over))], body=inner.block((v,)),
+        types=[total.type],
+    )  # fmt: skip
+    return mean

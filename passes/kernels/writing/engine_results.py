@@ -2,12 +2,12 @@
 
 A warp computes the epilogue on the sums where they are, 16 rows and up to 128 bytes of columns at a time, and
 lays the results down as the engine reads them; its first lane has them written. While one piece is written
-the next one is computed: two pieces take turns.
+the next one is computed: two pieces take turns. Lanes may read a piece besides, for sums of what is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
@@ -56,10 +56,23 @@ class Place:
     column: Expr
 
 
+@dataclass(frozen=True)
+class Panel:
+    """Results of a warp in shared memory: 16 rows, whose first one and first column in the tile are given.
+
+    laid: of a result its buffer, and the place of the panel's first element therein.
+    """
+
+    row: Expr
+    column: Expr
+    laid: Mapping[Value, tuple[Value, tuple[Expr, ...]]]
+
+
 class EngineResults:
-    """The results of one contraction that the copy engine writes; `of` says whether it can.
+    """Results of one contraction that the copy engine writes; `of` says whether it can.
 
     sums: the values of the kernel from which a result is computed, one after the other by groups of columns.
+    columns: of a piece. maps: of each of the results.
     """
 
     def __init__(
@@ -71,21 +84,25 @@ class EngineResults:
         self.outer = tuple(d for d in tiling.batch if sizes[d] > 1)
 
     @staticmethod
-    def of(w: Writer, sums: Sequence[Value], tiling: Tiling) -> EngineResults | None:
-        """The results of `sums`, their maps given to the kernel; None where the engine cannot write them."""
-        written = result_maps([v.tensor for v in w.outputs], tiling, len(w.inputs))
+    def of(
+        w: Writer, sums: Sequence[Value], tiling: Tiling, results: Sequence[Value]
+    ) -> EngineResults | None:
+        """Results of `sums`, their maps given to the kernel; None where the engine cannot write them."""
+        outputs = list(w.outputs)
+        parameters = {len(w.inputs) + outputs.index(v): v.tensor for v in results}
+        written = result_maps(parameters, tiling)
         if written is None:
             return None
         columns, known = written
-        maps = {v: w.add_map(p) for v, p in zip(w.outputs, known, strict=True)}
+        maps = {v: w.add_map(p) for v, p in zip(results, known, strict=True)}
         return EngineResults(w, sums, tiling, columns, maps)
 
     def pieces(self) -> dict[Value, Value]:
-        """Where the warps of a team lay down their results: a buffer per output."""
+        """Where the warps of a team lay down their results: a buffer for each."""
         shape = (self.tiling.warps, PIECES, MMA_M, self.columns)
         return {
             v: self.w.alloc(shape, v.tensor.dtype, "shared", "pieces", swizzled=True, align=ALIGNMENT)
-            for v in self.w.outputs
+            for v in self.maps
         }
 
     def write(
@@ -94,10 +111,12 @@ class EngineResults:
         pieces: Mapping[Value, Value],
         place: Place,
         whole: frozenset[str],
+        read: Callable[[Panel], None] | None = None,
     ) -> None:
         """Compute the results of this warp's sums and have them written; the pieces are free at the end.
 
-        whole: which of `m` and `n` all of the tile lies inside of the results along.
+        whole: which of `m` and `n` all of the tile lies inside of the results along. read: writes what reads
+        a panel besides, while the engine does.
         """
         w = self.w
         panels = self.tiling.warp_columns // self.columns
@@ -107,6 +126,10 @@ class EngineResults:
                 if number >= PIECES:
                     w.b.do("thread.bulk_wait", pending=PIECES - 1, by_warp=True)
                 self._piece(sums, pieces, place, i, row, panel, number % PIECES, whole)
+                if read is not None:
+                    at = (Sym("tid") // WARP, number % PIECES, 0, 0)
+                    laid = {v: (piece, at) for v, piece in pieces.items()}
+                    read(Panel(row, w.simple(place.column + panel * self.columns), laid))
         w.b.do("thread.bulk_wait", by_warp=True)
 
     def _piece(
@@ -175,18 +198,18 @@ class EngineResults:
         return tuple(index[d] for d in self.tiling.domain)
 
 
-def result_maps(
-    results: Sequence[TensorType], tiling: Tiling, position: int
-) -> tuple[int, list[ParameterMap]] | None:
-    """Columns of a piece, and the maps of results that are parameters from `position` on.
+def result_maps(results: Mapping[int, TensorType], tiling: Tiling) -> tuple[int, list[ParameterMap]] | None:
+    """Columns of a piece, and the maps of results, which are given by their number among the parameters.
 
     None where the engine cannot write them all.
     """
-    sizes = {itemsize(t.dtype) for t in results}
-    columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
-    if len(sizes) != 1 or columns * max(sizes) not in (32, 64, 128):
+    sizes = {itemsize(t.dtype) for t in results.values()}
+    if len(sizes) != 1:
         return None
-    parameters = [_map_of(t, tiling, position + i, columns) for i, t in enumerate(results)]
+    columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
+    if columns * max(sizes) not in (32, 64, 128):
+        return None
+    parameters = [_map_of(t, tiling, position, columns) for position, t in results.items()]
     known = [p for p in parameters if p is not None]
     return (columns, known) if len(known) == len(parameters) else None
 

@@ -9,7 +9,7 @@ from tilewright.ir import Block, Expr, Func, Level, Module, Op, Ref, TensorType,
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import row_major_offset
-from tilewright.passes.tensor.fusion.outline_kernel import rename_dims
+from tilewright.passes.rewriting.values import rename_dims
 
 
 def callee_of(call: Op) -> str:

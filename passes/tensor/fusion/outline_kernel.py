@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from tilewright.ir import Block, Func, Level, Op, Pairs, Sym, Value
-from tilewright.ir.expr import substitute
-from tilewright.ir.nodes import Attr
-from tilewright.ir.tensor.ops import dims, reads
+from tilewright.ir import Block, Func, Level, Op, Value
+from tilewright.ir.tensor.ops import dims
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.rewriting.values import with_indices
+from tilewright.passes.rewriting.values import rename_dims
 
 
 def outline(
@@ -49,18 +47,6 @@ def _common_dims(ops: list[Op], anchor: Op) -> list[Op]:
             op = rename_dims(op, dict(zip(par, names, strict=True)))
         out.append(op)
     return out
-
-
-def rename_dims(op: Op, names: dict[str, str]) -> Op:
-    """A structured op with its dimensions renamed in domain, reads and body; results stay the same."""
-    env = {k: Sym(v) for k, v in names.items()}
-    attrs: dict[str, Attr] = {
-        "reads": tuple(tuple(substitute(e, env) for e in at) for at in reads(op)),
-        "par": Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "par").items())),
-    }
-    if "red" in dict(op.attrs):
-        attrs["red"] = Pairs(tuple((names.get(k, k), n) for k, n in dims(op, "red").items()))
-    return with_indices(op.with_attrs(**attrs), lambda e: substitute(e, env))
 
 
 def kernel_name(ops: Sequence[Op], taken: set[str]) -> str:

@@ -103,6 +103,27 @@ def test_a_missing_barrier_shows():
     assert not np.allclose(got, np.maximum(a @ b, 0), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_barrier_of_a_warp_where_one_of_the_block_is_missing_shows(seed):
+    """A warp may be far ahead of the others, which have not yet written what it reads."""
+    x = np.arange(128, dtype=np.float32)
+    body = """
+      %s = thread.alloc() : f32[128] in shared
+      %v = thread.load(%x, at = [tid]) : f32
+      thread.store(%v, %s, at = [tid])
+      thread.BARRIER()
+      %w = thread.load(%s, at = [127 - tid]) : f32
+      thread.store(%w, %y, at = [tid])"""
+    params = {"x": "f32[128]", "y": "f32[128]"}
+
+    def emulated(barrier: str) -> np.ndarray:
+        source = kernel(body.replace("BARRIER", barrier), params, block=128)
+        return run(source, "emulator", [x], seed=seed)["y"]
+
+    np.testing.assert_array_equal(emulated("barrier"), x[::-1])
+    assert np.isnan(emulated("warp_barrier")).any()
+
+
 def test_divergence_at_a_barrier_is_found():
     with pytest.raises(
         DeviceError, match=r"diverge: thread \d+ (has ended|waits at the barrier in line \d+)"

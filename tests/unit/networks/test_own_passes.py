@@ -103,9 +103,11 @@ def passes():
 class Order(Instrument):
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.texts: list[str] = []
 
     def after(self, step, before: Module, after: Module) -> None:
         self.names.append(step.configured.name)
+        self.texts.append(str(step.configured))
 
 
 @pytest.mark.parametrize("target", ["opencl", "reference"])
@@ -136,6 +138,17 @@ def test_each_level_has_its_point(passes, tmp_path):
     exe.save(tmp_path / "net.tw")
     assert tw.load(tmp_path / "net.tw").report()["passes"] == facts
     assert "passes" not in tw.compile(tw.parse(NET), target="null").report()
+
+
+def test_a_pass_that_needs_kernels_runs_in_its_place_of_the_pipeline(passes):
+    """It cannot run right after lowering; the options given hold there."""
+    order, given = Order(), "tensor: join-product-sums{when=always}, see-tensor"
+    exe = tw.compile(tw.parse(NET), target="null", passes=[given], instruments=[order])
+    at = order.names.index
+    assert at("see-tensor") < at("fuse-kernels") < at("join-product-sums") < at("merge-dims")
+    assert order.names.count("join-product-sums") == 1
+    assert "join-product-sums{when=always}" in order.texts
+    assert exe.report()["passes"] == {"tensor": given.removeprefix("tensor: ")}
 
 
 def test_kernels_of_other_passes_are_other_kernels(passes):

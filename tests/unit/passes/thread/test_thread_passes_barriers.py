@@ -1,5 +1,6 @@
 """place-barriers: no race is left, no barrier too many, and none where threads may part."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from thread_interpreter import KernelFault
 from thread_kernels import CTX, after, count, kernel, outputs
 
-from tilewright.ir import Block, Func, InputError, Module, Op, verify
+from tilewright.ir import Block, Func, InputError, Module, Op, verify, walk
 from tilewright.passes import Pipeline, find_invariant, run_pipeline
 
 PARAMS = "%x: f32[64], %y: f32[64]"
@@ -179,6 +180,49 @@ def test_random_programs_are_free_of_races(body):
     new = after("place-barriers", func)
     outputs(new)
     assert after("place-barriers", new) is new
+
+
+OWN = """
+  %own = thread.alloc() : f32[4, 32] in shared
+  %sums = thread.alloc() : f32[4, 32] in shared
+  thread.role(name = "all") {
+    thread.loop(var = i, extent = 2) {
+      %0 = thread.load(%x, at = [i, tid]) : f32
+      thread.store(%0, %sums, at = [tid // 32, tid % 32])
+      thread.store(%0, %own, at = [tid // 32, tid % 32])
+      %1 = thread.load(%own, at = [tid // 32, 31 - tid % 32]) : f32
+      %2 = thread.load(%sums, at = [READ, tid % 32]) : f32
+      %3 = scalar.add(%1, %2) : f32
+      thread.store(%3, %y, at = [i, tid])
+    }
+  }
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "barriers"),
+    [
+        # all is private to warps: before %own is read, which holds for %sums as well, and before the writes
+        ("tid // 32", ["warp_barrier", "warp_barrier"]),
+        # every write names the own warp first, but another one reads, which no barrier of a warp orders
+        ("3 - tid // 32", ["warp_barrier", "barrier", "barrier"]),
+    ],
+)
+def test_a_barrier_of_a_warp_orders_only_what_is_private_to_warps(read, barriers):
+    func = kernel(OWN.replace("READ", read), "%x: f32[2, 128], %y: f32[2, 128]", block=128)
+    new = after("place-barriers", func)
+    names = [op.name.removeprefix("thread.") for op in walk(new.body)]
+    assert [name for name in names if "barrier" in name] == barriers
+    assert after("place-barriers", new) is new
+
+
+def test_roles_share_only_what_a_channel_keeps_in_order():
+    """Barriers of a role do not order what another role does."""
+    role = OWN[OWN.index("  thread.role") :].replace('"all"', '"others"')
+    role = re.sub(r"%(\d)", r"%o\1", role)
+    both = kernel((OWN + role).replace("READ", "tid // 32"), "%x: f32[2, 128], %y: f32[2, 128]", block=256)
+    with pytest.raises(InputError, match=r"expected one role to use %sums, .* got all and others"):
+        place(both)
 
 
 def test_barriers_never_stand_side_by_side():
