@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -91,15 +91,15 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         head_work=0.0 if view.stored else _work(before),
         tail_work=tail_work,
         tail_shared=tail_shared,
-        tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
+        tail_bytes=large_bytes(kernel, after),
         split=may_split(view.op),
         promotes=view.promotes,
         members=members,
-        boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
+        boxes=comes_in_boxes(view, 0) and (packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
 
-def _packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
+def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
     """Return whether the second factor is packed to rows that the copy engine takes."""
     return _packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
 
@@ -128,10 +128,10 @@ def result_work(ops: Sequence[Op]) -> tuple[float, float]:
     return max(0.0, each), shared
 
 
-def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
-    """Bytes of each parameter that these ops read."""
-    for p in dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params):
-        yield reached(kernel, p)
+def large_bytes(kernel: Func, ops: Sequence[Op]) -> int:
+    """Bytes of the parameters that these ops read, without biases and the like."""
+    read = dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params)
+    return sum(n for p in read if (n := reached(kernel, p)) > MOST_SMALL_BYTES)
 
 
 def _lanes(view: MatrixView, operand: int, size: int) -> int:
@@ -224,7 +224,7 @@ def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardwar
     if not p.copiers or p.parts > 1 or view.stored or view.splits or not narrow:
         return 0
     results = [v.tensor for v in kernel.body.ops[-1].operands]
-    written = result_maps(results, tiling_of(view, p), 0)
+    written = result_maps(results, tiling_of(view, p), range(len(results)))
     if written is None:
         return 0
     warps = p.teams * p.team_warps

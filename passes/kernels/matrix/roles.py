@@ -83,6 +83,23 @@ def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
     return place // (group * blocks_n) * group + inside % group, inside // group
 
 
+def role_registers(plan: MatrixParameters, *, by_engine: bool) -> tuple[int, int]:
+    """Registers of a thread that copies, and of one that multiplies: all that is left.
+
+    by_engine: whether the role that copies only hands boxes to the copy engine. (0, 0): all threads have as
+    many as a thread can have.
+    """
+    share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
+    if share >= MOST_REGISTERS:
+        return 0, 0
+    copiers, turners = WARP * plan.copiers, WARP * plan.turners
+    others = plan.threads - copiers - turners
+    each = COPIER_REGISTERS[by_engine]
+    left = share * plan.threads - each * copiers - TURNER_REGISTERS * turners
+    left = left // others // REGISTER_UNIT * REGISTER_UNIT
+    return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
+
+
 @dataclass(frozen=True)
 class _Turning:
     """How the second factor is turned: the channel of its columns, its rows, and the channel of these."""
@@ -189,7 +206,7 @@ class _RoleMatrix:
             if splitting is not None:
                 multiplied = (splitting.pieces(), splitting.split)
             orders = [self._order(team) for team in range(plan.teams)]
-            copiers, others = self._registers(all(f.by_engine for f in factors))
+            copiers, others = role_registers(plan, by_engine=all(f.by_engine for f in factors))
             if plan.parts > 1:
                 for factor in factors:
                     factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
@@ -260,19 +277,6 @@ class _RoleMatrix:
 
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
-
-    def _registers(self, by_engine: bool) -> tuple[int, int]:
-        """Registers of a thread that copies, and of one that multiplies: all that is left."""
-        plan = self.plan
-        share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
-        if share >= MOST_REGISTERS:
-            return 0, 0
-        copiers, turners = WARP * plan.copiers, WARP * plan.turners
-        others = plan.threads - copiers - turners
-        each = COPIER_REGISTERS[by_engine]
-        left = share * plan.threads - each * copiers - TURNER_REGISTERS * turners
-        left = left // others // REGISTER_UNIT * REGISTER_UNIT
-        return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
 
     @contextmanager
     def _tiles(self, team: int | None) -> Iterator[_Tile]:

@@ -144,7 +144,9 @@ class MatrixProblem:
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
     warpgroups add chunk by chunk. members: sums from which each result is computed, whose columns a warp has;
-    tail_work and tail_shared are of sums then, too: the share of each in what its result takes.
+    tail_work and tail_shared are of sums then, too: the share of each in what its result takes. handed: the
+    first factor is in registers already, as what another product of the kernel has finished; nothing of it is
+    `fetched` then.
     """
 
     batch: int
@@ -173,6 +175,7 @@ class MatrixProblem:
     boxes: bool = False
     promotes: bool = False
     members: int = 1
+    handed: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps, self.members)
@@ -685,7 +688,8 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     held = space.by_roles & holds_first(problem) & (space.turners == 0)
     first = np.where(held, HELD_READS, 1) * space.warps_n
     turned = np.where(space.turners > 0, 2, 0)
-    return np.asarray(space.m * (first + 1) + space.n * (readers + turned + 1))
+    of_first = 0 if problem.handed else space.m * (first + 1)
+    return np.asarray(of_first + space.n * (readers + turned + 1))
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
