@@ -9,6 +9,7 @@ from typing import get_args
 
 from tilewright.compilation.option_values import (
     PARTITIONER,
+    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -35,6 +36,7 @@ _OF_KERNELS = {
     "layouts": "cut",
     "streams": None,
     "relays": "auto",
+    "chained_products": "never",
 }
 
 
@@ -54,6 +56,7 @@ class CompileRequest:
     layouts: Layouts
     streams: str | None
     relays: Relays
+    chained_products: ChainedProducts
     instances: int
     shapes: Sequence[ShapesOption] | None
     progress: bool | None
@@ -71,6 +74,7 @@ class CompileRequest:
             "partitioner": get_args(Partitioner),
             "layouts": get_args(Layouts),
             "relays": get_args(Relays),
+            "chained_products": get_args(ChainedProducts),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

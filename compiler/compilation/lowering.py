@@ -121,6 +121,7 @@ def lower(
     partitioner: str = PARTITIONER,
     layouts: str = "cut",
     relays: str = "auto",
+    chained_products: str = "never",
     own: OwnPasses = NO_PASSES,
     verify_each: bool = False,
     choose: Callable[[Module], Module] | None = None,
@@ -134,6 +135,7 @@ def lower(
     partitioner: rules, exact, algorithm1, maximal or none (see the pass fuse-kernels).
     layouts: cut, exact or sssp (see the pass choose-layouts).
     relays: auto, always or never (see the pass relay-launches).
+    chained_products: never, auto or always (see the pass chain-products).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
@@ -148,7 +150,15 @@ def lower(
     measured = choose_algorithms is not None and conv_algorithm == "auto" and precision != "tf32"
     algorithm = "" if measured else conv_algorithm
     stages = official_stages(
-        module.main.level, target.language, precision, algorithm, workspace, partitioner, layouts, relays
+        module.main.level,
+        target.language,
+        precision,
+        algorithm,
+        workspace,
+        partitioner,
+        layouts,
+        relays,
+        chained_products,
     )
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
     return within_memory_budget(

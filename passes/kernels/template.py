@@ -75,6 +75,9 @@ class KernelTemplate:
     #: chooses parameters anew for a kernel that reads words of bits in place of masks, and whose threads read
     #: a word once for all their elements in it; None where they would read it for each
     choose_for_words: Callable[[Func, Hardware], Func | None] | None = None
+    #: the order in which a kernel of several contractions reads the constant weights of each of them, which
+    #: are then stored so; that of an engine for one contraction stands in its facts
+    weight_order: Callable[[Func, Op], WeightOrder] | None = None
 
     @property
     def generated(self) -> bool:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.ir import Expr
+from tilewright.ir import Expr, Op, Sym
+from tilewright.ir.tensor.ops import dims, reads
+from tilewright.passes.kernels.kernel_problem import contract_roles
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,14 @@ class WeightOrder:
             moved = np.pad(moved, [(0, 0)] * (moved.ndim - 1) + [(0, missing)])
             moved = np.moveaxis(moved.reshape(*moved.shape[:-1], -1, self.tile), -2, 0)
         return round_to_tf32(moved) if self.rounds else np.ascontiguousarray(moved)
+
+
+def axes_channel_last(op: Op, channel: str) -> tuple[int, ...]:
+    """The axes of a contraction's weights: all else, the columns in the order of the results, the channel."""
+    at, columns = reads(op)[1], contract_roles(op).columns
+    inner = [*(Sym(d) for d in dims(op, "par") if d in columns), Sym(channel)]
+    last = [i for e in inner for i, x in enumerate(at) if x == e]
+    return (*(i for i in range(len(at)) if i not in last), *last)
 
 
 def round_to_tf32(array: np.ndarray) -> np.ndarray:

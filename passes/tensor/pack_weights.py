@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,20 +38,19 @@ def pack_weights(module: Module, ctx: PassContext) -> Module:
     calls_of: dict[object, list[Op]] = {}
     for op in main.body.ops:
         calls_of.setdefault(op.get("callee"), []).append(op)
+    packings: dict[str, list[_Packing]] = {}
     for name, kernel in list(funcs.items()):
-        packing = _packing(kernel)
         calls = calls_of.get(Ref(name), [])
-        if packing is None or not calls:
-            continue
-        weights = [op.operands[packing.position] for op in calls]
-        if any(w not in constants or str(constants[w]["name"]) not in module.constants for w in weights):
-            continue
-        funcs[name] = _permute(kernel, packing)
-        for w in weights:
-            _constant(module, kernel.params[packing.position], constants[w], packing, packed, fresh)
+        for packing in _packings(kernel) if calls else ():
+            weights = [op.operands[packing.position] for op in calls]
+            if any(w not in constants or str(constants[w]["name"]) not in module.constants for w in weights):
+                continue
+            packings.setdefault(name, []).append(packing)
+            for w in weights:
+                _constant(module, kernel.params[packing.position], constants[w], packing, packed, fresh)
+            funcs[name] = _permute(funcs[name], packing)
     if not fresh:
         return module
-    packings = {f.name: _packing(f) for f in module.funcs if funcs[f.name] is not f}
     new_main = _redirect(main, packings, fresh)
     out = module.with_funcs(tuple(new_main if f.name == "main" else funcs[f.name] for f in module.funcs))
     return out.with_constants(module.constants.updated(packed))
@@ -64,20 +64,26 @@ class _Packing:
     order: WeightOrder
 
 
-def _packing(kernel: Func) -> _Packing | None:
-    """The order in which the weights of a kernel are packed; None where they stay as they are."""
+def _packings(kernel: Func) -> Iterator[_Packing]:
+    """The orders in which the weights of a kernel are packed; none where they stay as they are."""
     template = template_of(kernel)
-    if template is None or template.contraction is None:
-        return None
-    op = next(o for o in kernel.body.ops if o.name == "tensor.contract")
-    at, columns = reads(op)[1], contract_roles(op).columns
-    weights = op.operands[1]
-    uses = sum(list(o.operands).count(weights) for o in kernel.body.ops)
-    plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
-    if weights not in kernel.params or uses != 1 or not plain or not columns:
-        return None
-    order = template.contraction.weight_order(kernel, op)
-    return _Packing(kernel.params.index(weights), order) if order.changes else None
+    if template is None:
+        return
+    engine = template.contraction
+    order_of = template.weight_order if engine is None else engine.weight_order
+    if order_of is None:
+        return
+    products = [o for o in kernel.body.ops if o.name == "tensor.contract"]
+    for op in products if engine is None else products[:1]:
+        at, columns = reads(op)[1], contract_roles(op).columns
+        weights = op.operands[1]
+        uses = sum(list(o.operands).count(weights) for o in kernel.body.ops)
+        plain = all(isinstance(e, Sym) for e in at) and len(set(at)) == len(at)
+        if weights not in kernel.params or uses != 1 or not plain or not columns:
+            continue
+        order = order_of(kernel, op)
+        if order.changes:
+            yield _Packing(kernel.params.index(weights), order)
 
 
 def _permute(kernel: Func, packing: _Packing) -> Func:
@@ -119,16 +125,17 @@ def _constant(
 
 def _redirect(
     main: Func,
-    packings: dict[str, _Packing | None],
+    packings: Mapping[str, Sequence[_Packing]],
     fresh: dict[tuple[Value, WeightOrder], Op],
 ) -> Func:
     def edit(op: Op) -> Op:
         ref = op.get("callee")
-        packing = packings.get(ref.name) if isinstance(ref, Ref) else None
-        if packing is None:
+        known = packings.get(ref.name, ()) if isinstance(ref, Ref) else ()
+        if not known:
             return op
         operands = list(op.operands)
-        operands[packing.position] = fresh[(operands[packing.position], packing.order)].result
+        for packing in known:
+            operands[packing.position] = fresh[(operands[packing.position], packing.order)].result
         return op.with_operands(tuple(operands))
 
     return main.with_body(main.body.with_ops((*fresh.values(), *map(edit, main.body.ops))))

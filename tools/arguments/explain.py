@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import get_args
 
-from tilewright.compilation.option_values import PARTITIONER, Layouts, Partitioner, Precision, Relays
+from tilewright.compilation.option_values import (
+    PARTITIONER,
+    ChainedProducts,
+    Layouts,
+    Partitioner,
+    Precision,
+    Relays,
+)
 from tilewright.tools.arguments.network import add_network_arguments, add_pass_arguments
 from tilewright.tools.arguments.parsing import CommandParser, Sub
 from tilewright.tools.arguments.scope import NETWORKS, OptionScope
@@ -107,4 +114,13 @@ def _add_choices(p: CommandParser) -> None:
         default="auto",
         choices=get_args(Relays),
         help="whether a launch may start while the one before it runs (default auto)",
+    )
+    p.add_scoped(
+        p,
+        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
+        "--chained-products",
+        default="never",
+        choices=get_args(ChainedProducts),
+        help="whether two products become one kernel where the second reads the finished rows of the first "
+        "(default never)",
     )

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from tilewright.compilation.option_values import (
     PARTITIONER,
+    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -183,19 +184,7 @@ def add_lowering_arguments(p: CommandParser) -> None:
         choices=get_args(Workspace),
         help="memory that chosen algorithms may take: the network's peak without them (default), or any",
     )
-    add(
-        "--partitioner",
-        default=PARTITIONER,
-        choices=get_args(Partitioner),
-        help=f"what chooses which ops share a kernel (default {PARTITIONER})",
-    )
-    add(
-        "--layouts",
-        default="cut",
-        choices=get_args(Layouts),
-        help="what chooses the order of dimensions of intermediate values: channels first or last (cut, the "
-        "default), the least time of all useful orders (exact), or shortest paths (sssp)",
-    )
+    _add_kernel_arguments(p)
     add(
         "--streams",
         metavar="POLICY",
@@ -210,6 +199,34 @@ def add_lowering_arguments(p: CommandParser) -> None:
         "where the cost model sees a gain (auto, the default), always, or never",
     )
     add_pass_arguments(p, OptionScope(NETWORKS))
+
+
+def _add_kernel_arguments(p: CommandParser) -> None:
+    """The arguments that choose which ops share a kernel, and in which order values lie between kernels."""
+
+    def add(*flags: str, **options: Any) -> None:
+        p.add_scoped(p, COMPILED, *flags, **options)
+
+    add(
+        "--partitioner",
+        default=PARTITIONER,
+        choices=get_args(Partitioner),
+        help=f"what chooses which ops share a kernel (default {PARTITIONER})",
+    )
+    add(
+        "--layouts",
+        default="cut",
+        choices=get_args(Layouts),
+        help="what chooses the order of dimensions of intermediate values: channels first or last (cut, the "
+        "default), the least time of all useful orders (exact), or shortest paths (sssp)",
+    )
+    add(
+        "--chained-products",
+        default="never",
+        choices=get_args(ChainedProducts),
+        help="whether two products become one kernel where the second reads the finished rows of the first: "
+        "never (the default), where the cost model sees a gain (auto), or always",
+    )
 
 
 def add_pass_arguments(p: CommandParser, scope: OptionScope) -> None:

@@ -9,6 +9,7 @@ from typing import get_args
 from tilewright import __version__
 from tilewright.compilation.option_values import (
     PARTITIONER,
+    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -28,7 +29,15 @@ Exit codes: 0 ok, 1 the work failed, 2 the input or the arguments are bad, each 
 
 LEVELS = ("graph", "tensor", "thread", "plan", "source")
 #: options that choose among the default passes, by what `tilewright.compile` calls them
-LOWERING = ("precision", "conv_algorithm", "workspace", "partitioner", "layouts", "relays")
+LOWERING = (
+    "precision",
+    "conv_algorithm",
+    "workspace",
+    "partitioner",
+    "layouts",
+    "relays",
+    "chained_products",
+)
 
 _EPILOG = """\
 examples:
@@ -114,6 +123,8 @@ def _add_choices(p: CommandParser) -> None:
                          help="what chooses the order of dimensions of values (default cut)")  # fmt: skip
     choices.add_argument("--relays", choices=get_args(Relays), default="auto",
                          help="which launches start while those before them run (default auto)")  # fmt: skip
+    choices.add_argument("--chained-products", choices=get_args(ChainedProducts), default="never",
+                         help="which pairs of products become one kernel (default never)")  # fmt: skip
     choices.add_argument("--streams", metavar="POLICY", default="model",
                          help="which launches run side by side, with --level plan or --html: model "
                          "(default), auto (measured), serial, exact, ios, limited(K), ...")  # fmt: skip

@@ -62,16 +62,32 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = busy_clk + np.where(space.parts > 1, fit.cluster_start_clk * space.parts, 0.0)
     splits_in_loop = splits_on_the_way(problem) & ~space.by_roles
     busy_s = busy_clk / (hardware.clock_hz * np.where(splits_in_loop, fit.split_share, 1.0))
-    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    # Copies of blocks by roles are always on their way; but results, and what they are computed from besides,
-    # wait for memory as far as the L2 does not hold it, whichever of several blocks writes them.
+    alone = np.where(space.by_roles, exposed_of_roles(problem, hardware), fit.exposed_alone_share / resident)
+    seconds = launched_s(problem, busy_s, fit.exposed_share + alone, hardware)
+    return np.asarray(np.where(fits > 0, seconds, np.inf))
+
+
+def exposed_of_roles(problem: MatrixProblem, hardware: GpuHardware) -> float:
+    """The share of the shorter of work and traffic that kernels by roles do not hide, beside that of all.
+
+    Copies of blocks by roles are always on their way; but results, and what they are computed from besides,
+    wait for memory as far as the L2 does not hold it, whichever of several blocks writes them.
+    """
     compulsory = max(1.0, problem.compulsory_bytes)
     beyond = max(0.0, 1.0 - hardware.l2_bytes / compulsory)
-    exposed = fit.exposed_alone_share * beyond * problem.result_bytes / compulsory
-    alone = np.where(space.by_roles, exposed, fit.exposed_alone_share / resident)
+    return hardware.matrix.exposed_alone_share * beyond * problem.result_bytes / compulsory
+
+
+def launched_s(
+    problem: MatrixProblem, busy_s: FloatArray, exposed: float | FloatArray, hardware: GpuHardware
+) -> FloatArray:
+    """Seconds of a launch whose multiprocessors are busy for so long, beside its traffic.
+
+    exposed: the share of the shorter one that the longer does not hide.
+    """
+    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
-    seconds = hardware.contract.launch_s + longest + (fit.exposed_share + alone) * shorter
-    return np.asarray(np.where(fits > 0, seconds, np.inf))
+    return np.asarray(hardware.contract.launch_s + longest + exposed * shorter)
 
 
 def _round_clk(
@@ -87,7 +103,7 @@ def _round_clk(
     late = fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     chunk = chunk * np.where(space.groups > 0, 1.0 + late, 1.0)
     shared = _sharing_clk(space, hardware, resident)
-    return np.asarray(start + chunks * chunk + _epilogue_clk(problem, space, hardware, resident) + shared)
+    return np.asarray(start + chunks * chunk + epilogue_clk(problem, space, hardware, resident) + shared)
 
 
 def clusters_at_once(space: MatrixSpace, hardware: GpuHardware) -> IntArray:
@@ -112,13 +128,13 @@ def _sharing_clk(space: MatrixSpace, hardware: GpuHardware, resident: IntArray) 
     return np.where(space.parts > 1, 2.0 * meet + read / fit.cluster_bytes_per_sm_per_clk, 0.0)
 
 
-def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
-    """Cycles of a block by roles, from its start to the end of its last tile.
+def role_chunk_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
+) -> tuple[FloatArray, FloatArray]:
+    """Cycles of a chunk by roles: of what blocks of a multiprocessor share, and of a block alone.
 
-    A chunk takes the maximum cycle ratio of the ring (`costmodel.kernels.cycle_ratio`): tensor cores, shared
+    It takes the maximum cycle ratio of the ring (`costmodel.kernels.cycle_ratio`): tensor cores, shared
     memory, the path of copies, or the way from a slot's release to the next over as many chunks as slots.
-    One team's results follow its loop; those of two are written while the other one multiplies, which they
-    slow down by a share of their own cycles. So it is of several blocks of a multiprocessor.
     """
     fit, size = hardware.matrix, problem.element_bytes
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
@@ -147,8 +163,19 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     late = 1.0 + fit.short_ring_share * (1.0 / space.stages - 1.0 / fit.usual_stages)
     shared_cycle = np.maximum.reduce([multiply * late, port, fetch])
     cycle = np.maximum(shared_cycle, around) + fit.exposed_share * fetch
+    return shared_cycle, cycle
+
+
+def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Cycles of a block by roles, from its start to the end of its last tile.
+
+    One team's results follow its loop; those of two are written while the other one multiplies, which they
+    slow down by a share of their own cycles. So it is of several blocks of a multiprocessor.
+    """
+    fit = hardware.matrix
+    shared_cycle, cycle = role_chunk_clk(problem, space, hardware)
     loop = chunks_of(problem, space) * cycle
-    results = fit.role_turn_clk + _epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
+    results = fit.role_turn_clk + epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
     tiles = tiles_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
     shared = fit.block_clk + loop + results - fit.role_turn_clk  # no tile follows
@@ -211,7 +238,7 @@ def _split_clk(
     return np.asarray(np.where(space.turners > 0, found, 0.0))
 
 
-def _epilogue_clk(
+def epilogue_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
     """Cycles from the last multiplication to the last store of `resident` blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -94,12 +94,12 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         head_work=0.0 if view.stored else _work(before),
         tail_work=tail_work,
         tail_shared=tail_shared,
-        tail_bytes=sum(n for n in _read(kernel, after) if n > MOST_SMALL_BYTES),
+        tail_bytes=large_bytes(kernel, after),
         split=may_split(view.op),
         promotes=view.promotes,
         summed=None if sums is None else _summed(sums),
         members=members,
-        boxes=comes_in_boxes(view, 0) and (_packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
+        boxes=comes_in_boxes(view, 0) and (packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
 
@@ -116,7 +116,7 @@ def _summed(sums: ColumnSums) -> SummedColumns:
     )
 
 
-def _packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
+def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
     """Return whether the second factor is packed to rows that the copy engine takes."""
     return _packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
 
@@ -145,10 +145,10 @@ def result_work(ops: Sequence[Op]) -> tuple[float, float]:
     return max(0.0, each), shared
 
 
-def _read(kernel: Func, ops: Sequence[Op]) -> Iterator[int]:
-    """Bytes of each parameter that these ops read."""
-    for p in dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params):
-        yield reached(kernel, p)
+def large_bytes(kernel: Func, ops: Sequence[Op]) -> int:
+    """Bytes of the parameters that these ops read, without biases and the like."""
+    read = dict.fromkeys(v for op in ops for v in op.operands if v in kernel.params)
+    return sum(n for p in read if (n := reached(kernel, p)) > MOST_SMALL_BYTES)
 
 
 def _lanes(view: MatrixView, operand: int, size: int) -> int:

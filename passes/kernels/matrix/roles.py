@@ -85,6 +85,23 @@ def raster_place(place: Expr, group: int, blocks_n: int) -> tuple[Expr, Expr]:
     return place // (group * blocks_n) * group + inside % group, inside // group
 
 
+def role_registers(plan: MatrixParameters, *, by_engine: bool) -> tuple[int, int]:
+    """Registers of a thread that copies, and of one that multiplies: all that is left.
+
+    by_engine: whether the role that copies only hands boxes to the copy engine. (0, 0): all threads have as
+    many as a thread can have.
+    """
+    share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
+    if share >= MOST_REGISTERS:
+        return 0, 0
+    copiers, turners = WARP * plan.copiers, WARP * plan.turners
+    others = plan.threads - copiers - turners
+    each = COPIER_REGISTERS[by_engine]
+    left = share * plan.threads - each * copiers - TURNER_REGISTERS * turners
+    left = left // others // REGISTER_UNIT * REGISTER_UNIT
+    return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
+
+
 @dataclass(frozen=True)
 class _Turning:
     """How the second factor is turned: the channel of its columns, its rows, and the channel of these."""
@@ -196,7 +213,7 @@ class _RoleMatrix:
             if splitting is not None:
                 multiplied = (splitting.pieces(), splitting.split)
             orders = [self._order(team) for team in range(plan.teams)]
-            copiers, others = self._registers(all(f.by_engine for f in factors))
+            copiers, others = role_registers(plan, by_engine=all(f.by_engine for f in factors))
             if plan.parts > 1:
                 for factor in factors:
                     factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
@@ -283,19 +300,6 @@ class _RoleMatrix:
 
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
-
-    def _registers(self, by_engine: bool) -> tuple[int, int]:
-        """Registers of a thread that copies, and of one that multiplies: all that is left."""
-        plan = self.plan
-        share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
-        if share >= MOST_REGISTERS:
-            return 0, 0
-        copiers, turners = WARP * plan.copiers, WARP * plan.turners
-        others = plan.threads - copiers - turners
-        each = COPIER_REGISTERS[by_engine]
-        left = share * plan.threads - each * copiers - TURNER_REGISTERS * turners
-        left = left // others // REGISTER_UNIT * REGISTER_UNIT
-        return each, min(MOST_REGISTERS - REGISTER_UNIT, left)
 
     @contextmanager
     def _tiles(self, team: int | None) -> Iterator[_Tile]:
@@ -633,7 +637,7 @@ class _RoleMatrix:
         if self.results is not None:
             assert not isinstance(stage, Value)
             read = partial(self._sum_panel, team, tile) if self.tile_sums else None
-            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole, read)
+            self.results.write(acc, stage, self._place(tile, acc.tensor.shape[0]), whole, read=read)
             return
         assert isinstance(stage, Value)
         columns = self._piece_columns()

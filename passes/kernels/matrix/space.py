@@ -176,7 +176,8 @@ class MatrixProblem:
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
     warpgroups add chunk by chunk. summed: sums of columns that are taken besides. members: sums from which
     each result is computed, whose columns a warp has; tail_work and tail_shared are of sums then, too: the
-    share of each in what its result takes.
+    share of each in what its result takes. handed: the first factor is in registers already, as what another
+    product of the kernel has finished; nothing of it is `fetched` then.
     """
 
     batch: int
@@ -206,6 +207,7 @@ class MatrixProblem:
     promotes: bool = False
     summed: SummedColumns | None = None
     members: int = 1
+    handed: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps, self.members)
@@ -733,7 +735,8 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     held = space.by_roles & holds_first(problem) & (space.turners == 0)
     first = np.where(held, HELD_READS, 1) * space.warps_n
     turned = np.where(space.turners > 0, 2, 0)
-    return np.asarray(space.m * (first + 1) + space.n * (readers + turned + 1))
+    of_first = 0 if problem.handed else space.m * (first + 1)
+    return np.asarray(of_first + space.n * (readers + turned + 1))
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from tilewright.ir import Func, Op, Sym
-from tilewright.ir.tensor.ops import TF32, dims, reads
+from tilewright.ir import Func, Op
+from tilewright.ir.tensor.ops import TF32
 from tilewright.passes.kernels.decision import parameters_of
-from tilewright.passes.kernels.kernel_problem import contract_roles
 from tilewright.passes.kernels.matrix.choice import choose_cores, cores_engine, least_cores_s
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.registry import register_choices, register_template
 from tilewright.passes.kernels.template import Choices, ContractionEngine, KernelTemplate
-from tilewright.passes.kernels.weight_order import WeightOrder
+from tilewright.passes.kernels.weight_order import WeightOrder, axes_channel_last
 
 
 def channel_last(kernel: Func, op: Op) -> WeightOrder:
@@ -21,12 +20,8 @@ def channel_last(kernel: Func, op: Op) -> WeightOrder:
     that they are already.
     """
     p = parameters_of(kernel, MatrixParameters)
-    at, columns = reads(op)[1], contract_roles(op).columns
-    inner = [*(Sym(d) for d in dims(op, "par") if d in columns), Sym(p.channel)]
-    last = [i for e in inner for i, x in enumerate(at) if x == e]
-    axes = (*(i for i in range(len(at)) if i not in last), *last)
     rounds = op.operands[1].tensor.dtype == "f32" and op["factors"] == TF32
-    return WeightOrder(axes, rounds=rounds and not p.rounded)
+    return WeightOrder(axes_channel_last(op, p.channel), rounds=rounds and not p.rounded)
 
 
 register_template(

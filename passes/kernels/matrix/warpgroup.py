@@ -155,11 +155,22 @@ def load_chunk(w: Writer, plan: MatrixParameters, a: Staged, acc: Value, slot: E
 
 
 def multiply_held(
-    w: Writer, plan: MatrixParameters, fragments: Value, b: Tiles, acc: Value, slot: Expr
+    w: Writer,
+    plan: MatrixParameters,
+    fragments: Value,
+    b: Tiles,
+    acc: Value,
+    slot: Expr,
+    *,
+    first: Expr = 0,
+    steps: int = 0,
 ) -> None:
-    """Start to add the product of a whole chunk, whose first factor is in registers, to `acc`: one group."""
+    """Start to add the product of a whole chunk, whose first factor is in registers, to `acc`: one group.
+
+    first, steps: the fragments of the chunk among those in registers, all of them by default.
+    """
     at = b.place(slot, warpgroup_column(w, plan), 0)
-    _start(w, plan, fragments, (0,), b, at, acc, steps=fragments.tensor.shape[0])
+    _start(w, plan, fragments, (first,), b, at, acc, steps=steps or fragments.tensor.shape[0])
 
 
 def _multiply_as_loaded(

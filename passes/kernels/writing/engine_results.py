@@ -23,6 +23,8 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 ROW_BYTES = 128
 #: bytes at whose multiples a swizzle begins
 ALIGNMENT = 1024
+#: elements of other tensors, by row and column of the block's tile
+Further = Callable[[Expr, Expr], dict[Value, Value]]
 #: pieces of a warp that take turns
 PIECES = 2
 
@@ -72,7 +74,7 @@ class EngineResults:
     """Results of one contraction that the copy engine writes; `of` says whether it can.
 
     sums: the values of the kernel from which a result is computed, one after the other by groups of columns.
-    columns: of a piece. maps: of each of the results.
+    columns: of a piece. maps: the number of the tensor map of each result; none for those handed on only.
     """
 
     def __init__(
@@ -85,24 +87,32 @@ class EngineResults:
 
     @staticmethod
     def of(
-        w: Writer, sums: Sequence[Value], tiling: Tiling, results: Sequence[Value]
+        w: Writer, sums: Sequence[Value], tiling: Tiling, results: Sequence[Value] | None = None
     ) -> EngineResults | None:
-        """Results of `sums`, their maps given to the kernel; None where the engine cannot write them."""
+        """Results of `sums`, their maps given to the kernel; None where the engine cannot write them.
+
+        results: those of the kernel that are computed from `sums`, all by default.
+        """
         outputs = list(w.outputs)
-        parameters = {len(w.inputs) + outputs.index(v): v.tensor for v in results}
-        written = result_maps(parameters, tiling)
+        own = outputs if results is None else list(dict.fromkeys(results))
+        written = result_maps({len(w.inputs) + outputs.index(v): v.tensor for v in own}, tiling)
         if written is None:
             return None
         columns, known = written
-        maps = {v: w.add_map(p) for v, p in zip(results, known, strict=True)}
+        maps = {v: w.add_map(p) for v, p in zip(own, known, strict=True)}
         return EngineResults(w, sums, tiling, columns, maps)
 
-    def pieces(self) -> dict[Value, Value]:
-        """Where the warps of a team lay down their results: a buffer for each."""
+    @property
+    def piece_types(self) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of the buffer in which the warps of a team lay down each result."""
         shape = (self.tiling.warps, PIECES, MMA_M, self.columns)
+        return [(shape, v.tensor.dtype) for v in self.maps]
+
+    def pieces(self) -> dict[Value, Value]:
+        """Where the warps of a team lay down their results: a buffer per result."""
         return {
-            v: self.w.alloc(shape, v.tensor.dtype, "shared", "pieces", swizzled=True, align=ALIGNMENT)
-            for v in self.maps
+            v: self.w.alloc(shape, dtype, "shared", "pieces", swizzled=True, align=ALIGNMENT)
+            for v, (shape, dtype) in zip(self.maps, self.piece_types, strict=True)
         }
 
     def write(
@@ -111,26 +121,32 @@ class EngineResults:
         pieces: Mapping[Value, Value],
         place: Place,
         whole: frozenset[str],
+        *,
+        handed: Value | None = None,
+        further: Further | None = None,
         read: Callable[[Panel], None] | None = None,
     ) -> None:
         """Compute the results of this warp's sums and have them written; the pieces are free at the end.
 
-        whole: which of `m` and `n` all of the tile lies inside of the results along. read: writes what reads
-        a panel besides, while the engine does.
+        whole: which of `m` and `n` all of the tile lies inside of the results along. handed: what takes the
+        place of the sums, in their fragments: numbers of 16 bits that are computed from one sum each, 0
+        beyond the last column. further: gives elements of other tensors at a row and a column of the block's
+        tile. read: writes what reads a panel besides, while the engine does.
         """
         w = self.w
         panels = self.tiling.warp_columns // self.columns
         for i, row in enumerate(place.rows):
             for panel in range(panels):
                 number = i * panels + panel
-                if number >= PIECES:
+                if pieces and number >= PIECES:
                     w.b.do("thread.bulk_wait", pending=PIECES - 1, by_warp=True)
-                self._piece(sums, pieces, place, i, row, panel, number % PIECES, whole)
+                self._piece(sums, pieces, place, i, row, panel, number % PIECES, whole, handed, further)
                 if read is not None:
                     at = (Sym("tid") // WARP, number % PIECES, 0, 0)
                     laid = {v: (piece, at) for v, piece in pieces.items()}
                     read(Panel(row, w.simple(place.column + panel * self.columns), laid))
-        w.b.do("thread.bulk_wait", by_warp=True)
+        if pieces:
+            w.b.do("thread.bulk_wait", by_warp=True)
 
     def _piece(
         self,
@@ -142,21 +158,37 @@ class EngineResults:
         panel: int,
         turn: int,
         whole: frozenset[str],
+        handed: Value | None,
+        further: Further | None,
     ) -> None:
         w, tiles = self.w, self.columns // MMA_N
         warp, lane = Sym("tid") // WARP, Sym("tid") % WARP
         column = place.column + panel * self.columns
         with w.loop("j", tiles, unroll=1) as j, w.loop("half", 2, unroll=1) as half:
             pairs = [self._pair(sums, i, panel * tiles + j, member, half) for member in range(len(self.sums))]
+            item = (i, w.simple(panel * tiles + j))
+            if handed is not None and "n" not in whole:
+                # beyond the last column what is handed on may be no number, but is multiplied with zeros
+                for pair in (0, 1):
+                    zero = w.b.const(0.0, "f32")
+                    w.b.do("thread.set_fragment", zero, sums, item=item, at=(half, pair))
             inner = w.simple(half * (MMA_M // 2) + lane // 4)
             first = w.simple(j * MMA_N + lane % 4 * 2)
             mask = self._inside(place.m + row + inner, place.n + column + first, whole)
             with w.when(mask), w.loop("v", 2, unroll=1) as v:
-                points = Points(w, {s: w.load(both, (v,)) for s, both in zip(self.sums, pairs, strict=True)})
+                known = {s: w.load(both, (v,)) for s, both in zip(self.sums, pairs, strict=True)}
+                if further is not None:
+                    known |= further(w.simple(row + inner), w.simple(column + first + v))
+                points = Points(w, known)
                 index = self._index(place, place.m + row + inner, place.n + column + first + v)
                 for result, piece in pieces.items():
                     with w.b.at(w.producers[result].loc):
                         w.store(points.value(result, index), piece, (warp, turn, inner, first + v))
+                if handed is not None:
+                    element = w.b.cast(points.value(handed, index), "f32")
+                    w.b.do("thread.set_fragment", element, sums, item=item, at=(half, v))
+        if not pieces:
+            return
         w.b.do("thread.fence_async_proxy")
         w.b.do("thread.warp_barrier")
         for result, piece in pieces.items():
@@ -209,7 +241,8 @@ def result_maps(results: Mapping[int, TensorType], tiling: Tiling) -> tuple[int,
     columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
     if columns * max(sizes) not in (32, 64, 128):
         return None
-    parameters = [_map_of(t, tiling, position, columns) for position, t in results.items()]
+    box = (MMA_M, columns)
+    parameters = [map_of_tiles(t, tiling, position, box) for position, t in results.items()]
     known = [p for p in parameters if p is not None]
     return (columns, known) if len(known) == len(parameters) else None
 
@@ -221,8 +254,11 @@ def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:
     return total
 
 
-def _map_of(t: TensorType, tiling: Tiling, position: int, columns: int) -> ParameterMap | None:
-    """The map of a result for pieces of 16 rows; None where rows or columns are no run, or rules forbid."""
+def map_of_tiles(t: TensorType, tiling: Tiling, position: int, box: tuple[int, int]) -> ParameterMap | None:
+    """The map of a parameter with the extents of the results, for boxes of so many rows and columns.
+
+    None where rows or columns are no run, or rules forbid.
+    """
     par, size = tiling.domain, itemsize(t.dtype)
     if t.shape != tuple(par.values()) or _count(par, tiling.columns) % 2:
         return None
@@ -241,8 +277,8 @@ def _map_of(t: TensorType, tiling: Tiling, position: int, columns: int) -> Param
         copied_as(storage_dtype(t.dtype).name),
         (*(par[d] for d in outer), m, n),
         (*(steps[d] * size for d in outer), row_step * size),
-        (*(1 for _ in outer), MMA_M, columns),
-        swizzle=columns * size,
+        (*(1 for _ in outer), *box),
+        swizzle=box[1] * size,
     )
     parameter = ParameterMap(position, recipe, t.start * size)
     return None if parameter.offset % 16 or any(map_faults(recipe)) else parameter
