@@ -13,7 +13,6 @@ from tilewright.compilation.lowering import Lowered, lower, training_step
 from tilewright.compilation.memory_budget import exceeds_memory_budget
 from tilewright.compilation.option_values import (
     PARTITIONER,
-    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -72,7 +71,6 @@ def compile(
     layouts: Layouts = "cut",
     streams: str | None = None,
     relays: Relays = "auto",
-    chained_products: ChainedProducts = "never",
     instances: int = 1,
     shapes: Sequence[ShapesOption] | None = None,
     progress: bool | None = None,
@@ -116,9 +114,6 @@ def compile(
         policy by name (`serial`, `exact`, `nimble`, `ios`, `limited(2)`, ...). By default as `tune` chooses.
     relays: whether a launch may start while the one before it runs, where a GPU has places for both: `auto`
         where the cost model sees a gain, `always` wherever both fit, `never`. Results are the same bits.
-    chained_products: whether two products become one kernel where the second reads the finished rows of the
-        first: `auto` where the cost model sees a gain, `always` where legal, or `never` (see the pass
-        chain-products).
     instances: how many calls may run side by side, each with buffers of its own; weights are shared.
     shapes: compile for each of these input shapes: mappings of input names to shapes (the others keep
         theirs), or shapes where there is one input. Gives a `tilewright.running.shaped.ShapedExecutable`,
@@ -147,7 +142,6 @@ def compile(
             layouts=layouts,
             streams=streams,
             relays=relays,
-            chained_products=chained_products,
             instances=instances,
             shapes=shapes,
             progress=progress,
@@ -234,7 +228,6 @@ def _lowering(
         partitioner=request.partitioner,
         layouts=request.layouts,
         relays=request.relays,
-        chained_products=request.chained_products,
         own=own,
         verify_each=request.verify_each,
         choose=choose,

@@ -9,7 +9,6 @@ from typing import get_args
 
 from tilewright.compilation.option_values import (
     PARTITIONER,
-    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -36,7 +35,6 @@ _OF_KERNELS = {
     "layouts": "cut",
     "streams": None,
     "relays": "auto",
-    "chained_products": "never",
 }
 
 
@@ -56,7 +54,6 @@ class CompileRequest:
     layouts: Layouts
     streams: str | None
     relays: Relays
-    chained_products: ChainedProducts
     instances: int
     shapes: Sequence[ShapesOption] | None
     progress: bool | None
@@ -74,7 +71,6 @@ class CompileRequest:
             "partitioner": get_args(Partitioner),
             "layouts": get_args(Layouts),
             "relays": get_args(Relays),
-            "chained_products": get_args(ChainedProducts),
         }
         for name, known in choices.items():
             if getattr(self, name) not in known:

@@ -81,11 +81,12 @@ fuse-attention-backward,
 join-column-sums,
 chain-kernels{when=auto, only=contract-reduce+reduce-reduce},
 interleave-columns,
+chain-products,
 store-factors,
 arrange-factors,
 store-pieces,
 pack-masks,
-join-product-sums{when=never},
+join-product-sums,
 split-dims,
 merge-dims,
 share-kernels,
@@ -301,7 +302,6 @@ def official_stages(
     partitioner: str = "rules",
     layouts: str = "cut",
     relays: str = "auto",
-    chained_products: str = "never",
 ) -> Stages:
     """The stages for a module whose @main is at level `start`, in a kernel language (`cuda` or `opencl`).
 
@@ -309,7 +309,6 @@ def official_stages(
     else decides that (attention as one kernel, sums in parts, values computed again).
     layouts: what chooses the order of dimensions of values (see the pass choose-layouts).
     relays: which launches may start while those before them run (see the pass relay-launches).
-    chained_products: whether the pass chain-products runs, and as which of its choices.
     conv_algorithm, workspace: options of `choose-algorithms`; no algorithm leaves the pass out. Where `auto`
     would compare, TF32 keeps convolutions direct: transforms multiply the rounding of their factors.
     Raises UnsupportedError for a precision that is decided on graph ops where there are none any more.
@@ -324,9 +323,6 @@ def official_stages(
     tensor = extra.get("tensor", NOTHING) + TENSOR
     if precision in _HANDED_ON:
         tensor = tensor.until("place-concats") + _HANDED_ON[precision] + tensor.since("place-concats")
-    if chained_products != "never":
-        joined = Pipeline.parse(f"chain-products{{when={chained_products}}}")
-        tensor = tensor.until("store-factors") + joined + tensor.since("store-factors")
     tensor = partitioned(tensor, partitioner)
     if layouts != "cut":
         by = ", partitioner=maximal" if partitioner == "maximal" else ""

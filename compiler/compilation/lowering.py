@@ -121,7 +121,6 @@ def lower(
     partitioner: str = PARTITIONER,
     layouts: str = "cut",
     relays: str = "auto",
-    chained_products: str = "never",
     own: OwnPasses = NO_PASSES,
     verify_each: bool = False,
     choose: Callable[[Module], Module] | None = None,
@@ -135,7 +134,6 @@ def lower(
     partitioner: rules, exact, algorithm1, maximal or none (see the pass fuse-kernels).
     layouts: cut, exact or sssp (see the pass choose-layouts).
     relays: auto, always or never (see the pass relay-launches).
-    chained_products: never, auto or always (see the pass chain-products).
     own: passes of the user, at their point of each stage (see `tilewright.passes.pipelines`).
     verify_each: verify the module after every pass.
     choose: may change the parameters the model chose, before weights are packed for them.
@@ -158,7 +156,6 @@ def lower(
         partitioner,
         layouts,
         relays,
-        chained_products,
     )
     own.check([level.value for level, _ in stages], f"a module of the {module.main.level.value} level")
     return within_memory_budget(

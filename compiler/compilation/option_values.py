@@ -11,7 +11,6 @@ Workspace = Literal["network", "any"]
 Partitioner = Literal["rules", "exact", "algorithm1", "maximal", "none"]
 Layouts = Literal["cut", "exact", "sssp"]
 Relays = Literal["auto", "always", "never"]
-ChainedProducts = Literal["never", "auto", "always"]
 ConvAlgorithm = Literal["auto", "direct", "winograd2", "winograd4", "fft"]
 
 #: what chooses the kernels where nothing else is asked for

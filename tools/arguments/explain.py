@@ -6,7 +6,6 @@ from typing import get_args
 
 from tilewright.compilation.option_values import (
     PARTITIONER,
-    ChainedProducts,
     Layouts,
     Partitioner,
     Precision,
@@ -114,13 +113,4 @@ def _add_choices(p: CommandParser) -> None:
         default="auto",
         choices=get_args(Relays),
         help="whether a launch may start while the one before it runs (default auto)",
-    )
-    p.add_scoped(
-        p,
-        OptionScope(NETWORKS, without=("--partitioners", "--operators")),
-        "--chained-products",
-        default="never",
-        choices=get_args(ChainedProducts),
-        help="whether two products become one kernel where the second reads the finished rows of the first "
-        "(default never)",
     )

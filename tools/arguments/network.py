@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from tilewright.compilation.option_values import (
     PARTITIONER,
-    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -219,13 +218,6 @@ def _add_kernel_arguments(p: CommandParser) -> None:
         choices=get_args(Layouts),
         help="what chooses the order of dimensions of intermediate values: channels first or last (cut, the "
         "default), the least time of all useful orders (exact), or shortest paths (sssp)",
-    )
-    add(
-        "--chained-products",
-        default="never",
-        choices=get_args(ChainedProducts),
-        help="whether two products become one kernel where the second reads the finished rows of the first: "
-        "never (the default), where the cost model sees a gain (auto), or always",
     )
 
 

@@ -96,7 +96,6 @@ def explain_ledger(a: argparse.Namespace) -> None:
             "partitioner": a.partitioner,
             "layouts": a.layouts,
             "relays": a.relays,
-            "chained_products": a.chained_products,
         }
         with compile_module(_network(a), target=a.target, **choices, **passes_of(a)) as exe:
             ledger = _recorded(exe)
@@ -218,7 +217,6 @@ def _lowering(module: Module, a: argparse.Namespace) -> Lowered:
         partitioner=a.partitioner,
         layouts=a.layouts,
         relays=a.relays,
-        chained_products=a.chained_products,
     )
 
 

@@ -43,7 +43,6 @@ def choices_of(a: argparse.Namespace) -> dict[str, Any]:
         "layouts": a.layouts,
         "streams": a.streams,
         "relays": a.relays,
-        "chained_products": a.chained_products,
         "libraries": not a.no_libraries,
         **passes_of(a),
     }

@@ -9,7 +9,6 @@ from typing import get_args
 from tilewright import __version__
 from tilewright.compilation.option_values import (
     PARTITIONER,
-    ChainedProducts,
     ConvAlgorithm,
     Layouts,
     Partitioner,
@@ -36,7 +35,6 @@ LOWERING = (
     "partitioner",
     "layouts",
     "relays",
-    "chained_products",
 )
 
 _EPILOG = """\
@@ -123,8 +121,6 @@ def _add_choices(p: CommandParser) -> None:
                          help="what chooses the order of dimensions of values (default cut)")  # fmt: skip
     choices.add_argument("--relays", choices=get_args(Relays), default="auto",
                          help="which launches start while those before them run (default auto)")  # fmt: skip
-    choices.add_argument("--chained-products", choices=get_args(ChainedProducts), default="never",
-                         help="which pairs of products become one kernel (default never)")  # fmt: skip
     choices.add_argument("--streams", metavar="POLICY", default="model",
                          help="which launches run side by side, with --level plan or --html: model "
                          "(default), auto (measured), serial, exact, ios, limited(K), ...")  # fmt: skip

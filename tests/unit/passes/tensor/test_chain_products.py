@@ -6,8 +6,9 @@ from decision_samples import template
 
 import tilewright as tw
 from tilewright.compilation.lowering import lower
+from tilewright.compilation.own_passes import OwnPasses
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import InputError, Module, parse, verify
+from tilewright.ir import Module, parse, verify
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 #: a bottleneck: windows, an expansion with a residual that is read again, a reduction
@@ -58,7 +59,8 @@ def test_a_bottleneck_gives_the_same_in_chains(precision):
     (want,) = tw.interpret(module, *inputs)
     launches = {}
     for when in ("never", "always"):
-        options = {"precision": precision, "chained_products": when, "progress": False}
+        own = f"tensor: chain-products{{when={when}}}"
+        options = {"precision": precision, "passes": [own], "progress": False}
         with tw.compile(module, target="emulator:sm_90a", **options) as exe:
             (got,) = exe(*inputs)
             launches[when] = len(exe.plan.launches)
@@ -68,7 +70,8 @@ def test_a_bottleneck_gives_the_same_in_chains(precision):
 
 
 def kernels_of(when: str, precision: str = "fp16") -> list[str | None]:
-    lowered = lower(bottleneck(), resolve_target("cuda:sm_90a"), precision=precision, chained_products=when)
+    own = OwnPasses.of([f"tensor: chain-products{{when={when}}}"])
+    lowered = lower(bottleneck(), resolve_target("cuda:sm_90a"), precision=precision, own=own)
     return [template(f) for f in lowered.tensor.funcs if f.name != "main"]
 
 
@@ -76,8 +79,6 @@ def test_only_products_on_warpgroups_are_chained_and_only_where_it_is_asked_for(
     assert kernels_of("always").count("chained") == 2
     assert "chained" not in kernels_of("never")
     assert "chained" not in kernels_of("always", "tf32")
-    with pytest.raises(InputError, match="expected chained_products among never, auto, always"):
-        tw.compile(bottleneck(), target="emulator:sm_90a", chained_products="often")
 
 
 #: two chains, of which the second products also read what the first product of the other chain gave
