@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,8 @@ class GraphCopy:
 
 
 Queue = Callable[[Context, Any], None]
+#: the version of CUDA whose edges have records, the bytes of a record, and the place of the kind in it
+_EDGES_SINCE, _EDGE_BYTES, _EDGE_KIND = 12030, 8, 2
 #: launches that are what somebody else queues on a stream
 _Queued = LibraryLaunch | CommunicationLaunch
 
@@ -98,13 +101,29 @@ class GraphReplay:
         nodes, count = self._context.call("cuGraphGetNodes", self._graph, 0)
         nodes, count = self._context.call("cuGraphGetNodes", self._graph, count)
         place = {int(node): index for index, node in enumerate(nodes[:count])}
-        count = self._context.call("cuGraphGetEdges", self._graph, 0)[3]
-        before, after, data, count = self._context.call("cuGraphGetEdges", self._graph, count)
-        edges = [
-            GraphEdge(place[int(u)], place[int(v)], _number(e.type) != 0)
-            for u, v, e in zip(before[:count], after[:count], data[:count], strict=True)
-        ]
+        edges = [GraphEdge(place[u], place[v], kind != 0) for u, v, kind in self._edges()]
         return sorted(edges, key=lambda e: (e.before, e.after))
+
+    def _edges(self) -> list[tuple[int, int, int]]:
+        """The nodes of every edge and its kind.
+
+        The driver is asked without the bindings, whose records of edges lie in memory that they have freed
+        (issue 1804 of NVIDIA/cuda-python).
+        """
+        context = self._context
+        address, _ = context.call("cuGetProcAddress", b"cuGraphGetEdges", _EDGES_SINCE, 0)
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(int(address))
+        graph, count = int(self._graph), ctypes.c_size_t(0)
+
+        def asked(*arrays: Any) -> None:
+            if status := ask(graph, *arrays, ctypes.addressof(count)):
+                raise context.failure("cuGraphGetEdges", context.api.CUresult(status))
+
+        asked(None, None, None)
+        before, after = ((ctypes.c_uint64 * count.value)() for _ in range(2))
+        data = (ctypes.c_uint8 * (_EDGE_BYTES * count.value))()
+        asked(before, after, data)
+        return list(zip(before, after, data[_EDGE_KIND::_EDGE_BYTES], strict=True))
 
     def handles(self) -> Iterator[tuple[str, Any]]:
         """The handles that have to be destroyed, each with the driver function that does it."""
@@ -253,8 +272,3 @@ def captured(context: Context, stream: Any, queue: Queue, doing: str) -> Any:
         context.api.cuStreamEndCapture(stream)
         raise
     return context.call("cuStreamEndCapture", stream, doing=doing)
-
-
-def _number(field: Any) -> int:
-    """A byte of a driver structure, which some versions of the bindings give as bytes."""
-    return field[0] if isinstance(field, bytes) else int(field)

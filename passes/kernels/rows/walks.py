@@ -15,6 +15,7 @@ from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
+from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import Phase, RowPhases, row_phases
 from tilewright.passes.kernels.decision import parameters_of
 from tilewright.passes.kernels.rows.combiners import combiner, first_of, neutral
@@ -272,7 +273,10 @@ class RowWalks(ABC):
 
 #: steps of a walk whose reads are asked for together
 MOST_TOGETHER = 8
-_SUM_BYTES = 4
+#: blocks that all run at once, one on a multiprocessor of a large GPU: such a launch waits for latencies and
+#: has registers to spare, of which each thread may take so many for what all rows read
+LATENCY_BLOCKS, _EARLY_REGISTERS = 128, 32
+_SUM_BYTES = _REGISTER_BYTES = 4
 
 
 def lower_rows_kept(kernel: Func) -> Func:
@@ -317,7 +321,29 @@ class RowsKept(RowWalks):
         steps = max((self.steps(phase) for phase in self.phases if phase.columns), default=0)
         if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
             self.reused = self.row_phases.kept(self.kernel)
+            if self.reused and -(-self.total // self.rows) <= LATENCY_BLOCKS:
+                self.reused = (*self._of_all_rows(steps), *self.reused)
         self.preload()
+
+    def _of_all_rows(self, steps: int) -> tuple[Value, ...]:
+        """Parameters that every row reads at its columns, such as factors and shifts of a norm.
+
+        A launch that reads them before its rows need not wait for them behind its sums; what no launch before
+        it writes is asked for before it waits for these.
+        """
+        last = f"col.{max(len(p.columns) for p in self.phases) - 1}"
+        found: list[Value] = []
+        free = _EARLY_REGISTERS
+        for v, uses in self.uses.items():
+            named = {s for at in uses.indices for e in at for s in symbols(e)}
+            alone = v in self.w.inputs and len(uses.indices) == 1 and not uses.filled
+            if not alone or last not in named or any(s.startswith("row.") for s in named):
+                continue
+            words = -(-steps * self.vec * itemsize(v.tensor.dtype) // _REGISTER_BYTES)
+            if words <= free:
+                free -= words
+                found.append(v)
+        return tuple(v for v in found if v not in self.reused)
 
     # -- walks -----------------------------------------------------------------------------------------------
     def walk(self, steps: int, *, reads: bool = True) -> AbstractContextManager[Expr]:

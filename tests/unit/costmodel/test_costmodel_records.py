@@ -199,6 +199,7 @@ NO_COEFFICIENTS = {
         "GAIN",
         "HOPELESS",
         "INSTRUCTIONS",
+        "TWICE_GAIN",
     ),
     *(
         "LOAD_COST",
