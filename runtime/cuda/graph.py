@@ -101,29 +101,10 @@ class GraphReplay:
         nodes, count = self._context.call("cuGraphGetNodes", self._graph, 0)
         nodes, count = self._context.call("cuGraphGetNodes", self._graph, count)
         place = {int(node): index for index, node in enumerate(nodes[:count])}
-        edges = [GraphEdge(place[u], place[v], kind != 0) for u, v, kind in self._edges()]
+        edges = [
+            GraphEdge(place[u], place[v], kind != 0) for u, v, kind in edges_of(self._context, self._graph)
+        ]
         return sorted(edges, key=lambda e: (e.before, e.after))
-
-    def _edges(self) -> list[tuple[int, int, int]]:
-        """The nodes of every edge and its kind.
-
-        The driver is asked without the bindings, whose records of edges lie in memory that they have freed
-        (issue 1804 of NVIDIA/cuda-python).
-        """
-        context = self._context
-        address, _ = context.call("cuGetProcAddress", b"cuGraphGetEdges", _EDGES_SINCE, 0)
-        ask = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(int(address))
-        graph, count = int(self._graph), ctypes.c_size_t(0)
-
-        def asked(*arrays: Any) -> None:
-            if status := ask(graph, *arrays, ctypes.addressof(count)):
-                raise context.failure("cuGraphGetEdges", context.api.CUresult(status))
-
-        asked(None, None, None)
-        before, after = ((ctypes.c_uint64 * count.value)() for _ in range(2))
-        data = (ctypes.c_uint8 * (_EDGE_BYTES * count.value))()
-        asked(before, after, data)
-        return list(zip(before, after, data[_EDGE_KIND::_EDGE_BYTES], strict=True))
 
     def handles(self) -> Iterator[tuple[str, Any]]:
         """The handles that have to be destroyed, each with the driver function that does it."""
@@ -272,3 +253,24 @@ def captured(context: Context, stream: Any, queue: Queue, doing: str) -> Any:
         context.api.cuStreamEndCapture(stream)
         raise
     return context.call("cuStreamEndCapture", stream, doing=doing)
+
+
+def edges_of(context: Context, graph: Any) -> list[tuple[int, int, int]]:
+    """The handles of the nodes of every edge that the driver holds, and its kind: 0 where it is a plain one.
+
+    The driver is asked without the bindings, whose records of edges lie in memory that they have freed
+    (issue 1804 of NVIDIA/cuda-python).
+    """
+    address, _ = context.call("cuGetProcAddress", b"cuGraphGetEdges", _EDGES_SINCE, 0)
+    ask = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 5)(int(address))
+    count = ctypes.c_size_t(0)
+
+    def asked(*arrays: Any) -> None:
+        if status := ask(int(graph), *arrays, ctypes.addressof(count)):
+            raise context.failure("cuGraphGetEdges", context.api.CUresult(status))
+
+    asked(None, None, None)
+    before, after = ((ctypes.c_uint64 * count.value)() for _ in range(2))
+    data = (ctypes.c_uint8 * (_EDGE_BYTES * count.value))()
+    asked(before, after, data)
+    return list(zip(before, after, data[_EDGE_KIND::_EDGE_BYTES], strict=True))
