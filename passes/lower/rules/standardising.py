@@ -55,8 +55,8 @@ def _moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
 def _inverse_roots(b: Builder, op: Op, moments: tuple[Value, Value]) -> tuple[Value, Value]:
     """Mean, and 1 / sqrt(variance + epsilon) in place of the variance.
 
-    Maps over whole images multiply by it: a root and a division for every element took twice the time that
-    the element's traffic takes on an H200.
+    Elements are multiplied by it: a root and a division for every one took twice the time that its traffic
+    takes on an H200, and two thirds of a norm of few rows.
     """
     mean, variance = moments
 
@@ -72,24 +72,16 @@ def _standardised(
     x: Sequence[Value],
     moments: Sequence[Value],
     at: Sequence[Expr],
-    *,
-    inverted: bool = False,
 ) -> Value:
-    """(x - mean) / sqrt(variance + epsilon) * gamma + beta; moments are read at `at`.
-
-    inverted: the second moment is the inverse of that root.
-    """
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta; mean and inverse root are read at `at`."""
     t = result_type(op)
     acc = accumulated(t).dtype
     names = dim_names(t.rank)
     axis = (Sym(names[op.integer("axis") % t.rank]),)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        a, gamma, beta, mean, variance = (i.cast(v, acc) for v in p)
-        if inverted:
-            a = (a - mean) * variance
-        else:
-            a = (a - mean) / (variance + op.number("epsilon")).apply("sqrt")
+        a, gamma, beta, mean, inverse = (i.cast(v, acc) for v in p)
+        a = (a - mean) * inverse
         a = a * gamma if op["scale"] else a
         return i.cast(a + beta if op["center"] else a, t.dtype)
 
@@ -102,11 +94,9 @@ def layer_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """Moments along the axis (layer), or over all axes but the samples and the axis (instance)."""
     rank = x[0].tensor.rank
     axis = op.integer("axis") % rank
-    if op.name == "graph.layer_norm":
-        return [_standardised(b, op, x, _moments(b, x[0], [axis]), _kept(rank, [axis]))]
-    axes = [d for d in range(1, rank) if d != axis]
+    axes = [axis] if op.name == "graph.layer_norm" else [d for d in range(1, rank) if d != axis]
     moments = _inverse_roots(b, op, _moments(b, x[0], axes))
-    return [_standardised(b, op, x, moments, _kept(rank, axes), inverted=True)]
+    return [_standardised(b, op, x, moments, _kept(rank, axes))]
 
 
 @lowering("graph.group_norm")
@@ -120,7 +110,7 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     names = dim_names(t.rank)
     group = Sym(names[axis]) // max(1, t.shape[axis] // groups)
     moments = _inverse_roots(b, op, _moments(b, view, axes))
-    return [_standardised(b, op, x, moments, (Sym(names[0]), group), inverted=True)]
+    return [_standardised(b, op, x, moments, (Sym(names[0]), group))]
 
 
 @lowering("graph.batch_norm_training")
@@ -129,7 +119,7 @@ def batch_norm_training(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Valu
     rank = x[0].tensor.rank
     axes = [d for d in range(rank) if d != op.integer("axis") % rank]
     moments = _moments(b, x[0], axes)
-    return [_standardised(b, op, x, moments, _kept(rank, axes)), *moments]
+    return [_standardised(b, op, x, _inverse_roots(b, op, moments), _kept(rank, axes)), *moments]
 
 
 @lowering("graph.l2_normalize")
