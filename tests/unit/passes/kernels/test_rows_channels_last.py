@@ -156,6 +156,33 @@ def test_a_kept_row_is_read_once():
     assert source.count("__syncthreads") == 0
 
 
+def norm(rows):
+    """Rows divided by their sums, with a factor and a shift for each column."""
+    shape = f"f32[{rows}, 64]"
+    return f"""module @net {{
+  tensor.func @main(%x: {shape}, %factor: f32[64], %shift: f32[64]) -> {shape} {{
+    %0 = tensor.reduce(%x, par = (r: {rows}), red = (c: 64), reads = [[r, c]]) : f32[{rows}] {_ADD}
+    %1 = tensor.map(%x, %0, %factor, %shift, par = (r: {rows}, c: 64), reads = [[r, c], [r], [c], [c]])
+      : {shape} {{
+      ^(%a: f32, %s: f32, %g: f32, %b: f32) %q = scalar.div(%a, %s) : f32
+      %m = scalar.fma(%q, %g, %b) : f32 scalar.yield(%m) }}
+    tensor.return(%1)
+  }}
+}}"""
+
+
+def test_what_all_rows_read_is_asked_for_before_the_rows_where_blocks_are_few():
+    few, many = (source_of(norm(rows), "rows_kept", (16, 8, 4)) for rows in (8 * 128, 8 * 128 + 8))
+    row, sums = "&x[", "__shfl_xor_sync"
+    assert few.index("&factor[") < few.index("&shift[") < few.index(row) < few.index(sums)
+    assert many.index(row) < many.index(sums) < many.index("&factor[") < many.index("&shift[")
+
+
+@pytest.mark.emulator
+def test_what_all_rows_read_may_be_kept():
+    agrees(norm(24), "rows_kept", (16, 8, 4), "emulator")
+
+
 def test_rows_side_by_side_are_read_as_vectors():
     source = source_of(POOL, "rows_across", (4, 16, 4))
     assert source.count("*(const float4*)&x[") == source.count("&x[") == 2  # the last step is checked
