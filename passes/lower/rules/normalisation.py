@@ -91,8 +91,10 @@ def softmax(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     if op.name == "graph.softmax":
         powers = mapped(b, [x[0], peak], acc, par, [whole, row], lambda i, p: shifted(i, p).apply("exp"))
         sums = reduced(b, "tensor.reduce", [powers], row_type, rows, column, [whole], added)
+        # A division for every element takes longer than the exponential; sums are at least 1.
+        inverse = elementwise(b, [sums], row_type, lambda i, p: 1.0 / p[0])
         return [
-            elementwise(b, [powers, sums], t, lambda i, p: i.cast(p[0] / p[1], t.dtype), [whole, row])
+            elementwise(b, [powers, inverse], t, lambda i, p: i.cast(p[0] * p[1], t.dtype), [whole, row])
         ]  # fmt: skip
     centred = mapped(b, [x[0], peak], acc, par, [whole, row], shifted)
     sums = reduced(
