@@ -280,8 +280,9 @@ def _beside(e: Expr) -> bool:
 def row_problem(kernel: Func) -> RowReduceProblem:
     """A row kernel: rows and row length of its first reduction, one pass per reduction or stored map.
 
-    Of what neighbours share only words that follow from their place count once, as random bits do: what
-    depends on a row alone is in the coefficients of rows, which were fitted with all of it per element.
+    Maps of rows alone, such as a root and its inverse, are no work of elements. Of what neighbours share
+    within a map only words that follow from their place count once, as random bits do: the rest is in the
+    coefficients of rows, which were fitted with all of it per element.
     """
     ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
     anchor = next(op for op in ops if op.name in REDUCING)
@@ -289,9 +290,10 @@ def row_problem(kernel: Func) -> RowReduceProblem:
     length = max(1, prod(dims(anchor, "red").values()))
     outputs = set(_outputs(kernel))
     passes = sum(1 for op in ops if op.name in REDUCING or set(op.results) & outputs)
-    work = float(sum(len(op.body.ops) - 1 for op in ops if op.body is not None))
+    along = [op for op in ops if length == 1 or prod(domain(op).values()) > rows]
+    work = float(sum(len(op.body.ops) - 1 for op in along if op.body is not None))
     words: Counter[int] = Counter()
-    for op in ops:
+    for op in along:
         if op.body is not None and any(o.name == "scalar.index" for o in op.body.ops):
             words.update(shared_work(op))
             work -= len(free_ops(op))
