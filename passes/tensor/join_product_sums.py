@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import gcd, isqrt
 from typing import Literal
 
 from tilewright.costmodel import load_hardware
@@ -36,7 +36,7 @@ from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_co
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.rows.moments import joined_means, joined_moments, shifted_sums
-from tilewright.passes.kernels.rows.whole_sums import WholeSum, covers, whole_sums
+from tilewright.passes.kernels.rows.whole_sums import Runs, WholeSum, runs_of, whole_sums
 from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, row_index, takes_sums
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
@@ -144,6 +144,11 @@ class _Search:
     def _joined(self, product: Op, value: Value, walk: Op) -> _Joined | None:
         """A product and the sums over the rows of one of its results as two kernels; None where they stay."""
         ends = self._ends(walk)
+        joined = self._with(product, value, walk, ends)
+        return self._with(product, value, walk, []) if joined is None and ends else joined
+
+    def _with(self, product: Op, value: Value, walk: Op, ends: Sequence[Op]) -> _Joined | None:
+        """The same where these calls behind the sums become a part of what joins their parts."""
         sums = self.order.sorted([walk, *ends])
         outside = [v for v in walk.operands if v not in product.results]
         if not self.order.convex(sums) or self.order.depends(outside, product):
@@ -246,10 +251,11 @@ def _is_product(kernel: Func) -> bool:
 class _Points:
     """A product's kernel with what is summed among its results, its dimensions merged.
 
-    operands: what it is called with. values: what each of the sums adds up, inside the kernel.
+    sums: those over its rows, and the rows of each of their results. operands: what it is called with.
+    values: what each of the sums adds up, inside the kernel.
     """
 
-    sums: tuple[WholeSum, ...]
+    sums: Mapping[WholeSum, Runs]
     product: Func
     operands: tuple[Value, ...]
     values: tuple[Value, ...]
@@ -286,7 +292,7 @@ class _Joint:
         sums, func = points.sums, points.product
         (op,) = (o for o in func.body.ops if o.name == "tensor.contract")
         view = matrix_view(func, op)
-        if view is None or not takes_sums(view) or view.size(view.rows) % rows:
+        if view is None or not takes_sums(view) or any(runs.length % rows for runs in sums.values()):
             return None
         results = dict(zip(self.call.results, func.body.ops[-1].operands, strict=False))
         b = Builder(op.loc)
@@ -302,7 +308,7 @@ class _Joint:
         kernel = Func(Level.TENSOR, "product", body, tuple(v.type for v in returned))
         product = self._chosen(kernel, ctx, hardware)
         outer = {whole: tuple(Value(v.type, "parts") for v in parts[whole]) for whole in sums}
-        ends = None if product is None else self._ends(outer, rows, ctx)
+        ends = None if product is None else self._ends(sums, outer, rows, ctx)
         if product is None or ends is None:
             return None
         gives = (*(v for v, _ in given), *(v for whole in sums for v in outer[whole]))
@@ -333,18 +339,19 @@ class _Joint:
         if self.summed.tensor.shape != tuple(dims(self.contract, "par").values()):
             return None
         writer = _PointWriter(self)
-        sums: list[WholeSum] = []
+        sums: dict[WholeSum, Runs] = {}
         values: list[Value] = []
         for whole in whole_sums(self.kernel):
             if not writer.reads_value(whole.op):
                 if any(v.tensor.size >= self.summed.tensor.size for v in whole.op.operands):
                     return None  # a walk along another array would be left to what joins the parts
                 continue
-            point = writer.summand(whole)
-            if point is None:
+            runs = writer.runs(whole)
+            point = None if runs is None else writer.summand(whole)
+            if runs is None or point is None:
                 return None
-            sums.append(whole)
             values.append(point)
+            sums[whole] = runs
         if not sums:
             return None
         own = self.product.body.ops
@@ -355,23 +362,27 @@ class _Joint:
         func = Func(Level.TENSOR, "points", body, tuple(v.type for v in results))
         canonical = ctx.estimator.canonical(func, ctx)
         summed = canonical.body.ops[-1].operands[len(own[-1].operands) :]
-        return _Points(tuple(sums), canonical, (*self.call.operands, *writer.params), tuple(summed))
+        return _Points(sums, canonical, (*self.call.operands, *writer.params), tuple(summed))
 
     # -- what joins the parts --------------------------------------------------------------------------------
     def _ends(
-        self, parts: Mapping[WholeSum, tuple[Value, ...]], rows: int, ctx: PassContext
+        self,
+        sums: Mapping[WholeSum, Runs],
+        parts: Mapping[WholeSum, tuple[Value, ...]],
+        rows: int,
+        ctx: PassContext,
     ) -> tuple[_Call, ...] | None:
         """What finishes the sums from parts of so many rows: one call, or two where parts are many."""
-        whole = self._end(parts, rows, ctx)
-        count = next(iter(parts.values()))[0].tensor.shape[0]
+        whole = self._end(sums, parts, rows, ctx)
+        count = gcd(*(runs.length // rows for runs in sums.values()))
         together = max(n for n in range(1, isqrt(count) + 1) if count % n == 0)
         if whole is None or together == 1:
             return None if whole is None else (whole,)
         fewer = {
-            s: tuple(Value(_rows_of(v.tensor, count // together), "parts") for v in values)
+            s: tuple(Value(_fewer_rows(v.tensor, together), "parts") for v in values)
             for s, values in parts.items()
         }
-        before, last = self._fewer(parts, fewer, rows, ctx), self._end(fewer, rows * together, ctx)
+        before, last = self._fewer(parts, fewer, rows, ctx), self._end(sums, fewer, rows * together, ctx)
         if before is None or last is None or _seconds((before, last)) > TWICE_GAIN * _seconds((whole,)):
             return (whole,)
         return before, last
@@ -401,7 +412,13 @@ class _Joint:
         results = tuple(v for values in fewer.values() for v in values)
         return None if chosen is None else _Call(chosen, tuple(params), results)
 
-    def _end(self, parts: Mapping[WholeSum, tuple[Value, ...]], rows: int, ctx: PassContext) -> _Call | None:
+    def _end(
+        self,
+        sums: Mapping[WholeSum, Runs],
+        parts: Mapping[WholeSum, tuple[Value, ...]],
+        rows: int,
+        ctx: PassContext,
+    ) -> _Call | None:
         """The call that finishes the sums from parts; None where something reads the product besides."""
         b = Builder()
         env: dict[Value, Value] = {}
@@ -411,9 +428,14 @@ class _Joint:
             for r in op.results:
                 if r in first:
                     whole = first[r]
+                    runs, count = sums[whole], sums[whole].length // rows
                     given = [params.setdefault(v, Value(v.type, "parts")) for v in parts[whole]]
-                    count, columns = given[0].tensor.shape
-                    at, over = (Sym("part"), Sym("column")), {"column": columns}
+                    over = {f"at{i}": n for i, n in enumerate(r.tensor.shape)}
+                    names = dict(zip(whole.kept, map(Sym, over), strict=True))
+                    part: Expr = Sym("part")
+                    for d, step in runs.steps.items():
+                        part += names[d] * (step * count)
+                    at = (part, names[runs.column])
                     finished = _joined(b, whole, given, at, over, ("part", count), rows)
                     env.update(zip(whole.results, finished, strict=True))
             if not op.results or any(r not in env for r in op.results):
@@ -431,8 +453,8 @@ class _Joint:
         return None if chosen is None else _Call(chosen, operands, tuple(self.returned))
 
 
-def _rows_of(t: TensorType, rows: int) -> TensorType:
-    return TensorType(t.dtype, (rows, *t.shape[1:]))
+def _fewer_rows(t: TensorType, together: int) -> TensorType:
+    return TensorType(t.dtype, (t.shape[0] // together, *t.shape[1:]))
 
 
 def _with_parameters(kernel: Func, ctx: PassContext) -> Func | None:
@@ -464,26 +486,29 @@ class _PointWriter:
             for v in op.operands
         )
 
+    def runs(self, whole: WholeSum) -> Runs | None:
+        """The rows of the product that each result of a sum is of; None where it is of something else."""
+        column = [d for d in self.par if self.par[d] > 1][-1:]
+        places = self._all_places(whole)
+        if not column or len(places) != 1:
+            return None
+        (own,), (place,) = self.joint.of_value, places
+        found = runs_of(whole, place, own.tensor.shape, list(self.par).index(column[0]))
+        moments_of_runs = found is not None and found.steps and whole.value is not None
+        return None if moments_of_runs else found
+
+    def _all_places(self, whole: WholeSum) -> set[tuple[Expr, ...]]:
+        op, (own,) = whole.op, self.joint.of_value
+        if whole.value is None:
+            return self._places(op, {d: Sym(d) for d in domain(op)}, ranges_of(op))
+        return {tuple(simplify(e, ranges_of(op)) for e in whole.at)} if whole.value is own else set()
+
     def summand(self, whole: WholeSum) -> Value | None:
         """What a sum adds up, one value for each point of the product; None where that is not possible."""
-        op, (own,) = whole.op, self.joint.of_value
-        column = [d for d in self.par if self.par[d] > 1][-1:]
-        if not column or len(whole.results[0].tensor.shape) != 1:
-            return None
-        places = self._places(op, {d: Sym(d) for d in domain(op)}, ranges_of(op))
-        if whole.value is not None:
-            places = {tuple(simplify(e, ranges_of(op)) for e in whole.at)} if whole.value is own else set()
-        if len(places) != 1:
-            return None
-        (place,) = places
-        position = list(self.par).index(column[0])
-        if not covers(op, place, own.tensor.shape, position):
-            return None
-        if whole.results[0].tensor.shape != (own.tensor.shape[position],):
-            return None
         if whole.value is not None:
             return self.joint.summed
-        return self._summand_of_plain(op, place)
+        (place,) = self._all_places(whole)
+        return self._summand_of_plain(whole, place)
 
     def _places(
         self, op: Op, env: Mapping[str, Expr], ranges: Mapping[str, tuple[int, int]]
@@ -499,13 +524,14 @@ class _PointWriter:
                 found |= self._places(made, dict(zip(dims(made, "par"), index, strict=True)), ranges)
         return found
 
-    def _summand_of_plain(self, op: Op, place: tuple[Expr, ...]) -> Value | None:
-        """What a plain sum adds up: what is stored where it adds up that alone, else a map in float32."""
-        (own,) = self.joint.of_value
+    def _summand_of_plain(self, whole: WholeSum, place: tuple[Expr, ...]) -> Value | None:
+        """What a plain sum adds up: what is stored where it adds up that alone, else a map in its type."""
+        op, (own,) = whole.op, self.joint.of_value
         assert op.body is not None
+        join = f"scalar.{whole.kind}"
         if op.operands == (own,) and [o.name for o in op.body.ops] in (
-            ["scalar.add", "scalar.yield"],
-            ["scalar.cast", "scalar.add", "scalar.yield"],
+            [join, "scalar.yield"],
+            ["scalar.cast", join, "scalar.yield"],
         ):
             return self.joint.summed
         ranges = ranges_of(op)
@@ -518,7 +544,7 @@ class _PointWriter:
         b = Builder(op.loc)
         for o in inner:
             b.append(o)
-        total = rest[0] if last.name == "scalar.add" else b.value("scalar.mul", *rest)
+        total = rest[0] if last.name == join else b.value("scalar.mul", *rest)
         b.append(end.with_operands((total,)))
         body = Block(op.body.params[:-1], tuple(b.ops))
         return self._map(replace(op, body=body), operands, place, ranges, op.result.tensor.dtype)
@@ -637,13 +663,8 @@ def _parts_of(b: Builder, view: MatrixView, whole: WholeSum, value: Value, rows:
     if whole.value is not None:
         shifted = shifted_sums(b, value, over, {"row": GROUP_ROWS}, own, first, dtype)
         return joined_moments(b, value, first, shifted, group_at, of_part, ("group", groups), GROUP_ROWS)
-    inner, (x, acc) = scalar_body([value.tensor.dtype, dtype])
-    inner.do("scalar.yield", inner.value("scalar.add", inner.cast(x, dtype), acc))
-    (sums,) = structured(
-        b, "tensor.reduce", [value], par=over, red={"row": GROUP_ROWS}, reads=[own], init=(0.0,),
-        body=inner.block((x, acc)), types=[TensorType(dtype, tuple(over.values()))],
-    )  # fmt: skip
-    return (_added(b, sums, of_part, ("group", groups), group_at),)
+    sums = _folded(b, whole, value, over, {"row": GROUP_ROWS}, own)
+    return (_folded(b, whole, sums, of_part, {"group": groups}, group_at),)
 
 
 def _joined(
@@ -659,18 +680,23 @@ def _joined(
     if whole.value is not None:
         means, squares = parts
         return joined_means(b, means, squares, at, over, part, rows)
-    return (_added(b, parts[0], over, part, at),)
+    return (_folded(b, whole, parts[0], over, dict([part]), at),)
 
 
-def _added(
-    b: Builder, sums: Value, over: Mapping[str, int], part: tuple[str, int], at: tuple[Expr, ...]
+def _folded(
+    b: Builder,
+    whole: WholeSum,
+    value: Value,
+    over: Mapping[str, int],
+    within: Mapping[str, int],
+    at: tuple[Expr, ...],
 ) -> Value:
-    """Append the sum of a value over one dimension."""
-    dtype = sums.tensor.dtype
-    inner, (x, acc) = scalar_body([dtype] * 2)
-    inner.do("scalar.yield", inner.value("scalar.add", x, acc))
+    """Append the sum of a value over some dimensions, of the kind of `whole`."""
+    dtype = whole.results[-1].tensor.dtype
+    inner, (x, acc) = scalar_body([value.tensor.dtype, dtype])
+    inner.do("scalar.yield", inner.value(f"scalar.{whole.kind}", inner.cast(x, dtype), acc))
     (out,) = structured(
-        b, "tensor.reduce", [sums], par=over, red=dict([part]), reads=[at], init=(0.0,),
+        b, "tensor.reduce", [value], par=over, red=within, reads=[at], init=whole.op["init"],
         body=inner.block((x, acc)), types=[TensorType(dtype, tuple(over.values()))],
     )  # fmt: skip
     return out

@@ -21,6 +21,10 @@ GROUP_CHUNK = 32
 MAX_STAGES = 6
 #: boxes brought by the copy engine (sm_90)
 ENGINE: Literal["engine"] = "engine"
+#: what is summed is laid down out of fragments, and never stored
+ONLY_SUMS: Literal["sums"] = "sums"
+#: threads write results, out of sums that they bring into rows
+THREADS: Literal["threads"] = "threads"
 #: roles that take tiles in turn
 MOST_TEAMS = 2
 #: blocks that share a tile: a cluster that every device with clusters runs
@@ -66,7 +70,8 @@ class MatrixParameters(AttrRecord):
     teams: roles of `warps` each that multiply; two take tiles in turn, so that the results of one are
     written while the other multiplies. blocks: of a grid that stays, each of which takes tile after tile; 0
     for a block per tile. transport: `engine` where the copy engine brings what it can, else threads copy;
-    stores: the same of results, which it writes. cluster: blocks whose tiles lie one after the other along m;
+    stores: the same of results, which it writes; `sums` where columns are summed of what is never stored, and
+    warps lay that down out of their fragments. cluster: blocks whose tiles lie one after the other along m;
     each brings a part of the second factor to all of them. parts: blocks of a cluster that share a tile; each
     multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
     multiprocessor, among which its registers are divided. exchanged: the contraction's second operand is the
@@ -86,7 +91,7 @@ class MatrixParameters(AttrRecord):
     blocks: int = field(default=0, metadata={"least": 0})
     transport: Literal["threads", "engine"] = "threads"
     cluster: int = 1
-    stores: Literal["threads", "engine"] = "threads"
+    stores: Literal["threads", "engine", "sums"] = "threads"
     parts: int = 1
     resident: int = 1
     exchanged: bool = False
@@ -137,13 +142,13 @@ class MatrixParameters(AttrRecord):
             raise InputError(f"expected channel {view.channel}, got {self.channel}")
         if self.engine == WARPGROUPS:
             self._check_groups(view)
-        if view.stored and (not self.copiers or self.stores == ENGINE):
+        if view.stored and (not self.copiers or self.stores != THREADS):
             raise InputError(
                 "expected a role that copies, and threads that store, for factors that are stored in pieces"
             )
         if self.copiers:
             self._check_roles(view)
-        elif self.teams > 1 or self.blocks or ENGINE in (self.transport, self.stores) or self.cluster > 1:
+        elif self.teams > 1 or self.blocks or {self.transport, self.stores} != {THREADS} or self.cluster > 1:
             raise InputError(
                 "expected teams, a grid that stays, the copy engine and clusters with a role that copies"
             )
@@ -152,8 +157,12 @@ class MatrixParameters(AttrRecord):
                 "expected resident blocks, and warps that turn a factor, with a role that copies"
             )
 
-    def check_sums(self, sums: ColumnSums) -> None:
+    def check_sums(self, sums: ColumnSums | None) -> None:
         """Raise InputError where a tile does not hold whole parts of sums of columns, or not all of a row."""
+        if sums is None:
+            if self.stores == ONLY_SUMS:
+                raise InputError("expected sums of columns where nothing else is stored")
+            return
         if self.block.m % sums.length or self.exchanged or self.parts > 1:
             raise InputError(
                 f"expected tiles of whole parts of {sums.length} rows, factors in their order and a block "
@@ -163,6 +172,8 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 "expected threads that store where a product sums what is not computed from what it stores"
             )
+        if self.stores == ONLY_SUMS and sums.written:
+            raise InputError("expected results that are not stored where warps lay down what is summed alone")
 
     def _check_parts(self, view: MatrixView) -> None:
         chunks = max(1, view.size(view.taps)) * -(-view.sizes[view.channel] // self.block.k)
@@ -170,7 +181,7 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 f"expected at most {MOST_PARTS} parts with a chunk each, got {self.parts} parts of {chunks}"
             )
-        if self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores == ENGINE):
+        if self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores != THREADS):
             raise InputError(
                 "expected a block per tile and part, one team and threads that store where blocks share sums"
             )
@@ -236,7 +247,7 @@ class MatrixParameters(AttrRecord):
                 "expected rows of the channel that the copy engine brings for a role that splits"
             )
         several = max(self.teams, self.parts, self.resident, self.cluster) > 1
-        if several or self.block.k != GROUP_CHUNK or self.stores == ENGINE:
+        if several or self.block.k != GROUP_CHUNK or self.stores != THREADS:
             raise InputError(
                 f"expected chunks of {GROUP_CHUNK}, a block per tile and multiprocessor, one team and "
                 "threads that store for a role that splits"
@@ -303,7 +314,5 @@ def matrix_parameters(kernel: Func, view: MatrixView) -> tuple[MatrixParameters,
     taken = view.exchange() if found.exchanged else view
     with faults_of(kernel):
         found.check(taken)
-        sums = known_sums(kernel, view)
-        if sums is not None:
-            found.check_sums(sums)
+        found.check_sums(known_sums(kernel, view))
     return found, taken

@@ -28,11 +28,11 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
-from tilewright.passes.kernels.matrix.parameters import ENGINE, MatrixParameters
+from tilewright.passes.kernels.matrix.parameters import ENGINE, ONLY_SUMS, MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
 from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, ColumnSums, column_sums, point_ops
-from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, result_maps
+from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, columns_of_piece, result_maps
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
 INSTRUCTIONS = {
@@ -221,12 +221,43 @@ def parameters_for(
 
     By roles the copy engine writes results of 16 bits where it can, and where its pieces leave the ring
     `LEAST_WRITTEN_STAGES`: less passes the port of shared memory than by sums in float32, and warps go on
-    while results are written.
+    while results are written. Where nothing but sums of columns is stored, warps lay down what is summed in
+    the same pieces.
     """
     raster = raster_of(-(-view.size(view.rows) // p.block.m))
     p = replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)
-    stages = _written_stages(kernel, view, p, hardware)
-    return p if stages < LEAST_WRITTEN_STAGES else replace(p, stores=ENGINE, stages=stages)
+    if not p.copiers or p.parts > 1 or view.stored or view.splits:
+        return p
+    sums, tiling = column_sums(kernel, view), tiling_of(view, p)
+    if sums is not None and not sums.written:
+        laid, stores, least = _columns_summed(sums, tiling), ONLY_SUMS, min(p.stages, LEAST_WRITTEN_STAGES)
+    else:
+        laid, stores, least = _columns_written(kernel, sums, tiling), ENGINE, LEAST_WRITTEN_STAGES
+    if laid is None:
+        return p
+    stages = _stages_beside(view, p, hardware, *laid, sums)
+    return p if stages < least else replace(p, stores=stores, stages=stages)
+
+
+def _columns_written(kernel: Func, sums: ColumnSums | None, tiling: Tiling) -> tuple[int, int] | None:
+    """Columns of a piece that the copy engine writes, and bytes of an element of all results.
+
+    None where threads write them.
+    """
+    numbered = enumerate(kernel.body.ops[-1].operands)
+    results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
+    follow = sums is None or sums.stored
+    if not follow or any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()):
+        return None
+    maps = result_maps(results, tiling)
+    return None if maps is None else (maps[0], RESULT_BYTES * len(results))
+
+
+def _columns_summed(sums: ColumnSums, tiling: Tiling) -> tuple[int, int] | None:
+    """The same of pieces of what is summed and never written."""
+    laid = [v.tensor for v in sums.points]
+    columns = columns_of_piece(laid, tiling)
+    return None if columns is None else (columns, sum(itemsize(t.dtype) for t in laid))
 
 
 def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
@@ -235,21 +266,16 @@ def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
     return Tiling(view.results, view.batch, view.rows, view.columns, p.team_warps, columns)
 
 
-def _written_stages(kernel: Func, view: MatrixView, p: MatrixParameters, hardware: GpuHardware) -> int:
-    """Stages of the ring beside pieces of results that the copy engine writes; 0 where it shall not."""
-    if not p.copiers or p.parts > 1 or view.stored or view.splits:
-        return 0
-    sums, numbered = column_sums(kernel, view), list(enumerate(kernel.body.ops[-1].operands))
-    results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
-    if any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()) or (
-        sums is not None and not sums.stored
-    ):
-        return 0
-    written = result_maps(results, tiling_of(view, p))
-    if written is None:
-        return 0
-    warps = p.teams * p.team_warps
-    beside = len(results) * warps * PIECES * MMA_M * written[0] * RESULT_BYTES
+def _stages_beside(
+    view: MatrixView,
+    p: MatrixParameters,
+    hardware: GpuHardware,
+    columns: int,
+    element_bytes: int,
+    sums: ColumnSums | None,
+) -> int:
+    """Stages of the ring beside pieces of so many columns, whose elements have so many bytes together."""
+    beside = element_bytes * p.teams * p.team_warps * PIECES * MMA_M * columns
     if sums is not None:
         beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _summed(sums).group_bytes
     panel = ROW_BYTES[-1] // itemsize(view.dtype)

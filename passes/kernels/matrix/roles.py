@@ -43,6 +43,7 @@ from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.column_members import column_of, members_apart
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
+    ONLY_SUMS,
     PIECE_PADS,
     SPLIT_SLOTS,
     TURNED_SLOTS,
@@ -268,8 +269,13 @@ class _RoleMatrix:
         return self.w.b.value("thread.channel", hint=f"order{team}", slots=1)
 
     def _engine_results(self) -> EngineResults | None:
-        """The results, where the copy engine shall write them and can."""
+        """Results that the copy engine shall write and can, or what is summed and never written."""
         plan, view = self.plan, self.view
+        if plan.stores == ONLY_SUMS:
+            assert self.column_sums is not None
+            return EngineResults.unwritten(
+                self.w, self.totals, tiling_of(view, plan), self.column_sums.points
+            )
         if plan.stores != ENGINE:
             return None
         results = list(self.w.outputs) if self.column_sums is None else self.column_sums.written
@@ -676,7 +682,7 @@ class _RoleMatrix:
         with w.loop("c", -(-columns // (2 * WARP)), unroll=1) as step:
             first = w.simple((step * WARP + lane) * 2)
             with w.when(w.below(first, columns)):
-                self.tile_sums[team].fold_stored(
+                self.tile_sums[team].fold_laid(
                     lambda value, row, behind: laid(value, row, w.simple(first + behind)),
                     (tile.m, tile.n),
                     w.simple(panel.row // GROUP_ROWS),

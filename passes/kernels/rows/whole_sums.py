@@ -1,37 +1,51 @@
-"""Sums over all rows of arrays, in one piece or by parts that another op adds: what they are and read."""
+"""Sums, maxima and minima over rows of arrays, whole or by parts that another op joins: what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from tilewright.ir import Block, Builder, Expr, Func, Level, Op, Sym, Value
-from tilewright.ir.expr import symbols
 from tilewright.ir.simplify import coefficients, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.rows.moments import joined_moments, moments_of, shifted_sums
 from tilewright.passes.rewriting.values import rename_dims
 
+#: how results are joined, by the op that does it: what folds start from, or None where any start is as good
+#: as it is joined many times
+JOINS: dict[str, float | None] = {"add": 0.0, "max": None, "min": None}
+
 
 @dataclass(frozen=True)
 class WholeSum:
-    """A sum over rows, of which there is one for each column.
+    """A sum over rows, of which there is one for each column, perhaps of each of several runs of rows.
 
     op: what walks along the rows. results: what stands for the finished sums: one value, or mean and sum of
-    squared distances from it. value, at: of such moments the array, and where `op` reads it at each point.
+    squared distances from it. kept: the dimensions of the walk that number the results, in their order. kind:
+    how parts are joined; maxima and minima count as sums here. value, at: of moments the array, and where
+    `op` reads it at each point.
     """
 
     op: Op
     results: tuple[Value, ...]
+    kept: tuple[str, ...]
+    kind: str = "add"
     value: Value | None = None
     at: tuple[Expr, ...] = ()
 
-    @property
-    def extents(self) -> dict[str, int]:
-        """The dimensions of the walk."""
-        return domain(self.op)
+
+@dataclass(frozen=True)
+class Runs:
+    """The rows that belong to one result: `length` neighbours.
+
+    steps: by how many runs each kept dimension moves, but that of the columns; column: the latter.
+    """
+
+    length: int
+    steps: Mapping[str, int]
+    column: str
 
 
 def whole_sums(func: Func) -> Iterator[WholeSum]:
@@ -49,79 +63,105 @@ def whole_sums(func: Func) -> Iterator[WholeSum]:
             taken |= found[1]
     for moments in moments_of(func):
         if moments.squares not in taken:
-            yield WholeSum(moments.squares, (moments.mean, moments.squares.result), moments.value, moments.at)
+            results = (moments.mean, moments.squares.result)
+            kept = tuple(dims(moments.squares, "par"))
+            yield WholeSum(moments.squares, results, kept, value=moments.value, at=moments.at)
             taken |= {moments.total, moments.squares}
     for op in func.body.ops:
-        if op in taken or not adds(op):
+        kind = None if op in taken else fold_kind(op)
+        if kind is None:
             continue
         behind = readers.get(op.result, [])
-        if len(behind) == 1 and behind[0] not in taken and _adds_parts(behind[0], op):
+        kept = _kept_of_parts(behind[0], op, kind) if len(behind) == 1 and behind[0] not in taken else None
+        if kept is not None:
             taken.add(behind[0])
-            yield WholeSum(op, (behind[0].result,))
+            yield WholeSum(op, (behind[0].result,), kept, kind)
         else:
-            yield WholeSum(op, (op.result,))
+            yield WholeSum(op, (op.result,), tuple(dims(op, "par")), kind)
 
 
-def adds(op: Op) -> bool:
-    """Return whether an op adds something to each of its results, from 0 on, in its body's last step."""
-    if op.name != "tensor.reduce" or len(op.results) != 1 or op.body is None or op["init"] != (0.0,):
-        return False
-    return adds_last(op.body)
+def fold_kind(op: Op) -> str | None:
+    """How an op joins something to each of its results in its body's last step; None where it does not so."""
+    if op.name != "tensor.reduce" or len(op.results) != 1 or op.body is None:
+        return None
+    kind = _last_step(op.body)
+    if kind is None:
+        return None
+    start = JOINS[kind]
+    return kind if start is None or op["init"] == (start,) else None
 
 
 def adds_last(body: Block) -> bool:
     """Return whether the accumulator is read once, by the addition that is yielded."""
+    return _last_step(body) == "add"
+
+
+def _last_step(body: Block) -> str | None:
+    """How the step that is yielded joins something to the accumulator, which nothing else reads."""
     *inner, last = body.ops
     acc = body.params[-1]
     if not inner or last.operands != inner[-1].results:
-        return False
+        return None
     readers = [o for o in body.ops for v in o.operands if v is acc]
-    place = {"scalar.add": (0, 1), "scalar.fma": (2,)}.get(inner[-1].name, ())
-    return readers == [inner[-1]] and any(inner[-1].operands[k] is acc for k in place)
+    kinds = {**{f"scalar.{kind}": (kind, (0, 1)) for kind in JOINS}, "scalar.fma": ("add", (2,))}
+    kind, place = kinds.get(inner[-1].name, (None, ()))
+    joins = readers == [inner[-1]] and any(inner[-1].operands[k] is acc for k in place)
+    return kind if joins else None
 
 
-def covers(op: Op, at: Sequence[Expr], shape: Sequence[int], column: int) -> bool:
-    """Return whether the points of a walk read every row of an array once, in the column of the result.
+def runs_of(whole: WholeSum, at: Sequence[Expr], shape: Sequence[int], column: int) -> Runs | None:
+    """The runs of rows of an array that the points of a walk read; None where they are something else.
 
-    column: the dimension of the array that is that of the columns.
+    The walk must read every element of the array once, and those of one result must be neighbours in its
+    column. at: where the walk reads the array, in the dimensions of the walk. column: the dimension of the
+    array that is that of the columns; all others together number the rows.
     """
-    extents = {d: n for d, n in domain(op).items() if n > 1}
-    ranges = ranges_of(op)
-    seen: set[str] = set()
+    ranges = ranges_of(whole.op)
+    extents = {d: n for d, n in domain(whole.op).items() if n > 1}
+    name = simplify(at[column], ranges)
+    if not isinstance(name, Sym) or name.name not in whole.kept or extents.get(name.name) != shape[column]:
+        return None
+    row: Expr = 0
     for i, (e, extent) in enumerate(zip(at, shape, strict=True)):
-        e = simplify(e, ranges)
-        names = {d for d in symbols(e) if d in extents}
-        if seen & names or prod(extents[d] for d in names) != extent:
-            return False
-        seen |= names
-        if i == column:
-            if extent > 1 and not isinstance(e, Sym):
-                return False
-            continue
-        form = coefficients(e, sorted(names), ranges)
-        if form is None or form[1] != 0:
-            return False
-        step = 1
-        for coefficient, d in sorted((c, d) for d, c in form[0].items()):
-            if coefficient != step:
-                return False
-            step *= extents[d]
-    return seen == set(extents)
+        if i != column:
+            row = row * extent + e
+    names = sorted(d for d in extents if d != name.name)
+    form = coefficients(simplify(row, ranges), names, ranges)
+    if form is None or form[1] != 0:
+        return None
+    step, length = 1, 0
+    steps: dict[str, int] = {}
+    for coefficient, d in sorted((form[0].get(d, 0), d) for d in names):
+        if coefficient != step:
+            return None
+        if d in whole.kept:
+            length = length or step
+            steps[d] = step // length
+        elif length:
+            return None  # rows of one result lie apart
+        step *= extents[d]
+    rows = prod(n for i, n in enumerate(shape) if i != column)
+    return Runs(length or step, steps, name.name) if step == rows else None
 
 
-def _adds_parts(op: Op, part: Op) -> bool:
-    """Return whether an op adds up all parts of a sum, and does nothing else."""
+def _kept_of_parts(op: Op, part: Op, kind: str) -> tuple[str, ...] | None:
+    """The dimensions of a walk that number the results where an op joins all its parts and does nothing else.
+
+    They are in the order of the op's results; None where it is another op.
+    """
     if op.name == "tensor.map":
-        return _adds_few_parts(op, part)
-    if op.name != "tensor.reduce" or op.operands != (part.result,) or not adds(op):
-        return False
+        return _kept_of_few_parts(op, part, kind)
+    if op.name != "tensor.reduce" or op.operands != (part.result,) or fold_kind(op) != kind:
+        return None
     assert op.body is not None
     own = [Sym(d) for d in domain(op)]
     at = list(reads(op)[0])
-    return len(op.body.ops) == 2 and fills(op) == (None,) and sorted(map(str, at)) == sorted(map(str, own))
+    if len(op.body.ops) != 2 or fills(op) != (None,) or sorted(map(str, at)) != sorted(map(str, own)):
+        return None
+    return tuple(list(dims(part, "par"))[at.index(Sym(d))] for d in dims(op, "par"))
 
 
-def _adds_few_parts(op: Op, part: Op) -> bool:
+def _kept_of_few_parts(op: Op, part: Op, kind: str) -> tuple[str, ...] | None:
     """The same of a map that reads each of a few parts."""
     assert op.body is not None
     shape, columns = part.result.tensor.shape, tuple(map(Sym, dims(op, "par")))
@@ -130,17 +170,18 @@ def _adds_few_parts(op: Op, part: Op) -> bool:
         or len(op.results) != 1
         or any(f is not None for f in fills(op))
     ):
-        return False
+        return None
     if list(reads(op)) != [(i, *columns) for i in range(shape[0])]:
-        return False
+        return None
     *inner, last = op.body.ops
     used = [v for o in inner for v in o.operands]
     made = [o.result for o in inner]
-    return (
-        all(o.name == "scalar.add" for o in inner)
+    joins = (
+        all(o.name == f"scalar.{kind}" for o in inner)
         and last.operands == tuple(made[-1:])
         and sorted(map(id, used)) == sorted(map(id, (*op.body.params, *made[:-1])))
     )
+    return tuple(dims(part, "par"))[1:] if joins else None
 
 
 def _moments_by_parts(op: Op, maker: dict[Value, Op]) -> tuple[WholeSum, set[Op]] | None:
@@ -175,7 +216,8 @@ def _moments_by_parts(op: Op, maker: dict[Value, Op]) -> tuple[WholeSum, set[Op]
     if _text(taken, value, (mean, op.result)) != _text(b.ops, value, results):
         return None
     walked = next(o for o in taken if o.result is s)
-    return WholeSum(walked, (mean, op.result), value, reads(walked)[0]), set(taken)
+    kept = tuple(dims(walked, "par"))[1:]
+    return WholeSum(walked, (mean, op.result), kept, value=value, at=reads(walked)[0]), set(taken)
 
 
 def _fresh(names: dict[str, str], op: Op) -> dict[str, str]:

@@ -69,8 +69,8 @@ class ColumnSums:
     folds: sums over the rows of a group, with parallel dimensions (part, group in it, column). ends: sums
     over the groups of a part and maps of what these give, with parallel dimensions (part, column). points:
     what is summed, values of the product's own domain; firsts: those whose first row of a group is read.
-    written: results of the product's own domain, in their order; stored: whether all that is summed can be
-    computed from these and from parameters.
+    written: results of the product's own domain, in their order, perhaps none; stored: whether all that is
+    summed can be computed from these and from parameters.
     """
 
     length: int
@@ -86,6 +86,11 @@ class ColumnSums:
     def groups(self) -> int:
         """Groups of rows of a part."""
         return self.length // GROUP_ROWS
+
+    @property
+    def laid(self) -> tuple[Value, ...]:
+        """What warps lay down where they sum what they lay down: what is written, else what is summed."""
+        return self.written or self.points
 
     @property
     def results(self) -> frozenset[Value]:
@@ -330,7 +335,7 @@ class TileSums:
                 for value, first in firsts.items():
                     w.store(w.load(first, (v,)), self.kept[value], at)
 
-    def fold_stored(
+    def fold_laid(
         self,
         laid: Callable[[Value, Expr, Expr], Value],
         place: tuple[Expr, Expr],
@@ -338,16 +343,16 @@ class TileSums:
         column: Expr,
         lanes: int,
     ) -> None:
-        """Add up columns of a group of rows whose results are laid down as they are stored.
+        """Add up columns of a group of rows whose results, or summed values, are laid down by rows.
 
-        What is summed besides is computed from these once more. laid: gives an element of a result, as
+        What is summed besides is computed from these once more. laid: gives an element of such a value, as
         `staged` of `fold` does.
         """
         points: dict[tuple[Expr, Expr], Points] = {}
 
         def staged(value: Value, r: Expr, v: Expr) -> Value:
             if (r, v) not in points:
-                points[r, v] = Points(self.w, {x: laid(x, r, v) for x in self.sums.written})
+                points[r, v] = Points(self.w, {x: laid(x, r, v) for x in self.sums.laid})
             row, at = place[0] + group * GROUP_ROWS + r, place[1] + column + v
             return points[r, v].value(value, row_index(self.view, row, at, self.w.ranges))
 

@@ -2,7 +2,8 @@
 
 A warp computes the epilogue on the sums where they are, 16 rows and up to 128 bytes of columns at a time, and
 lays the results down as the engine reads them; its first lane has them written. While one piece is written
-the next one is computed: two pieces take turns. Lanes may read a piece besides, for sums of what is stored.
+the next one is computed: two pieces take turns. Lanes may read a piece besides, for sums of what is stored;
+values that are not stored at all are laid down for lanes alone.
 """
 
 from __future__ import annotations
@@ -75,12 +76,20 @@ class EngineResults:
 
     sums: the values of the kernel from which a result is computed, one after the other by groups of columns.
     columns: of a piece. maps: the number of the tensor map of each result; none for those handed on only.
+    laid: values that are laid down, and not written.
     """
 
     def __init__(
-        self, w: Writer, sums: Sequence[Value], tiling: Tiling, columns: int, maps: Mapping[Value, int]
+        self,
+        w: Writer,
+        sums: Sequence[Value],
+        tiling: Tiling,
+        columns: int,
+        maps: Mapping[Value, int],
+        laid: Sequence[Value] = (),
     ) -> None:
         self.w, self.sums, self.tiling, self.columns, self.maps = w, sums, tiling, columns, maps
+        self.laid = (*maps, *laid)
         sizes = tiling.domain
         self.m, self.n = (_count(sizes, names) for names in (tiling.rows, tiling.columns))
         self.outer = tuple(d for d in tiling.batch if sizes[d] > 1)
@@ -102,17 +111,25 @@ class EngineResults:
         maps = {v: w.add_map(p) for v, p in zip(own, known, strict=True)}
         return EngineResults(w, sums, tiling, columns, maps)
 
+    @staticmethod
+    def unwritten(
+        w: Writer, sums: Sequence[Value], tiling: Tiling, laid: Sequence[Value]
+    ) -> EngineResults | None:
+        """Values computed from `sums` that lanes read and nobody writes; None where no piece holds them."""
+        columns = columns_of_piece([v.tensor for v in laid], tiling)
+        return None if columns is None else EngineResults(w, sums, tiling, columns, {}, laid)
+
     @property
     def piece_types(self) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype of the buffer in which the warps of a team lay down each result."""
         shape = (self.tiling.warps, PIECES, MMA_M, self.columns)
-        return [(shape, v.tensor.dtype) for v in self.maps]
+        return [(shape, v.tensor.dtype) for v in self.laid]
 
     def pieces(self) -> dict[Value, Value]:
         """Where the warps of a team lay down their results: a buffer per result."""
         return {
             v: self.w.alloc(shape, dtype, "shared", "pieces", swizzled=True, align=ALIGNMENT)
-            for v, (shape, dtype) in zip(self.maps, self.piece_types, strict=True)
+            for v, (shape, dtype) in zip(self.laid, self.piece_types, strict=True)
         }
 
     def write(
@@ -138,14 +155,14 @@ class EngineResults:
         for i, row in enumerate(place.rows):
             for panel in range(panels):
                 number = i * panels + panel
-                if pieces and number >= PIECES:
+                if self.maps and number >= PIECES:
                     w.b.do("thread.bulk_wait", pending=PIECES - 1, by_warp=True)
                 self._piece(sums, pieces, place, i, row, panel, number % PIECES, whole, handed, further)
                 if read is not None:
                     at = (Sym("tid") // WARP, number % PIECES, 0, 0)
                     laid = {v: (piece, at) for v, piece in pieces.items()}
                     read(Panel(row, w.simple(place.column + panel * self.columns), laid))
-        if pieces:
+        if self.maps:
             w.b.do("thread.bulk_wait", by_warp=True)
 
     def _piece(
@@ -189,11 +206,13 @@ class EngineResults:
                     w.b.do("thread.set_fragment", element, sums, item=item, at=(half, v))
         if not pieces:
             return
-        w.b.do("thread.fence_async_proxy")
+        if self.maps:
+            w.b.do("thread.fence_async_proxy")
         w.b.do("thread.warp_barrier")
-        for result, piece in pieces.items():
-            self._store(result, piece, place, row, column, (warp, turn, 0, 0))
-        w.b.do("thread.bulk_commit", by_warp=True)
+        for result in self.maps:
+            self._store(result, pieces[result], place, row, column, (warp, turn, 0, 0))
+        if self.maps:
+            w.b.do("thread.bulk_commit", by_warp=True)
 
     def _pair(self, sums: Value, i: int, tile: Expr, member: int, half: Expr) -> Value:
         """Both sums of a member that this thread has in a tile of results."""
@@ -235,16 +254,22 @@ def result_maps(results: Mapping[int, TensorType], tiling: Tiling) -> tuple[int,
 
     None where the engine cannot write them all.
     """
-    sizes = {itemsize(t.dtype) for t in results.values()}
-    if len(sizes) != 1:
-        return None
-    columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
-    if columns * max(sizes) not in (32, 64, 128):
+    columns = columns_of_piece(list(results.values()), tiling)
+    if columns is None:
         return None
     box = (MMA_M, columns)
     parameters = [map_of_tiles(t, tiling, position, box) for position, t in results.items()]
     known = [p for p in parameters if p is not None]
     return (columns, known) if len(known) == len(parameters) else None
+
+
+def columns_of_piece(values: Sequence[TensorType], tiling: Tiling) -> int | None:
+    """Columns of a piece that holds 16 rows of these values; None where their sizes allow none."""
+    sizes = {itemsize(t.dtype) for t in values}
+    if len(sizes) != 1:
+        return None
+    columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
+    return columns if columns * max(sizes) in (32, 64, 128) else None
 
 
 def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:

@@ -80,17 +80,43 @@ GRADIENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = {rows}, reads = 
     }}
     tensor.return(%1, %2, %3)
 """
+#: the largest element of each column of some rows, and the mean of some rows
+LARGEST = """    %2 = tensor.reduce(%1, par = (n: {n}, k: {k}), red = (y: {y}, x: {x}),
+                       reads = [[n, y, x, k]], init = [-inf]) : {dtype}[{n}, {k}] {{
+      ^(%a: {dtype}, %acc: {dtype})
+      %s = scalar.max(%a, %acc) : {dtype}
+      scalar.yield(%s)
+    }}
+    tensor.return({stored}%2)
+"""
+MEAN = """    %2 = tensor.reduce(%1, par = (k: {k}, n: {n}), red = (x: {x}, y: {y}), reads = [[n, y, x, k]])
+         : f32[{k}, {n}] {{
+      ^(%a: {dtype}, %acc: f32)
+      %f = scalar.cast(%a, dtype = "f32") : f32
+      %s = scalar.add(%f, %acc) : f32
+      scalar.yield(%s)
+    }}
+    %3 = tensor.map(%2, par = (k: {k}, n: {n}), reads = [[k, n]]) : f32[{k}, {n}] {{
+      ^(%a: f32)
+      %n = scalar.const(value = 64.0, dtype = "f32") : f32
+      %m = scalar.div(%a, %n) : f32
+      scalar.yield(%m)
+    }}
+    tensor.return({stored}%3)
+"""
 SIZES = {"n": 3, "y": 8, "x": 8, "k": 40, "r": 3, "c": 32}
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 
-def network(sums, dtype="bf16", **sizes):
+def network(sums, dtype="bf16", *, stored=True, **sizes):
     sizes = {**SIZES, **sizes, "dtype": dtype, "rows": "(n: {n}, y: {y}, x: {x})"}
     sizes["rows"] = sizes["rows"].format(**sizes)
     sizes["par"] = f"{sizes['rows'][:-1]}, k: {sizes['k']})"
     params = "%x: {dtype}[{n}, {y}, {x}, {c}], %w: {dtype}[{k}, {r}, {r}, {c}], %shift: f32[{k}]"
     params += ", %z: {dtype}[{n}, {y}, {x}, {k}]" if "%z" in sums else ""
-    results = "{dtype}[{n}, {y}, {x}, {k}], f32[{k}], f32[{k}]"
+    results = {LARGEST: "{dtype}[{n}, {k}]", MEAN: "f32[{k}, {n}]"}.get(sums, "f32[{k}], f32[{k}]")
+    results = ("{dtype}[{n}, {y}, {x}, {k}], " if stored else "") + results
+    sizes["stored"] = "%1, " if stored else ""
     text = f"module @m {{{{\n  tensor.func @main({params}) -> {results} {{{{\n{PRODUCT}{sums}  }}}}\n}}}}"
     return tw.parse(text.format(count=sizes["n"] * sizes["y"] * sizes["x"], **sizes))
 
@@ -170,7 +196,7 @@ WAYS = {
 
 def with_plan(made, way):
     """The joined module, its product by the parameters of a way."""
-    tile, warps, stages, engine, more = WAYS[way]
+    tile, warps, stages, engine, more = (WAYS | UNSTORED_WAYS)[way]
     kernel = product_of(made)
     found = chosen_for(kernel).parameters
     plan = MatrixParameters(MatrixTile(*tile), Warps(*warps), stages, found.channel, 1, engine, **more)
@@ -205,6 +231,48 @@ def test_every_kind_of_kernel_sums_what_it_stores(sums, way):
         rtol = (1e-5, 2e-3)  # the product is of what the product's kernel computed, before it is rounded
     for got, exactly, bound in zip(totals, wanted, rtol, strict=True):
         close(got, exactly, bound)
+
+
+#: ways in which nothing but sums is stored
+UNSTORED_WAYS = {
+    **{way: plan for way, plan in WAYS.items() if plan[4].get("stores") is None},
+    "laid down out of fragments": (
+        (192, 32, 32), (4, 1, 1), 2, "wgmma", {"copiers": 4, "blocks": 2, "stores": "sums"},
+    ),
+    "laid down by two teams": (
+        (64, 16, 32), (4, 1, 1), 2, "wgmma",
+        {"copiers": 4, "blocks": 2, "teams": 2, "transport": "engine", "stores": "sums"},
+    ),
+    "laid down by two warpgroups": (
+        (64, 64, 32), (4, 2, 1), 2, "wgmma", {"copiers": 4, "transport": "engine", "stores": "sums"},
+    ),
+}  # fmt: skip
+RUNS = [
+    (way, stored)
+    for stored, ways in ((True, WAYS), (False, UNSTORED_WAYS))
+    for way in ways
+]  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("way", "stored"), RUNS)
+@pytest.mark.parametrize("sums", [LARGEST, MEAN], ids=["maxima", "means"])
+def test_every_kind_of_kernel_joins_runs_of_rows(sums, way, stored):
+    """Each sample has results of its own; columns beyond the last tile, samples in the last partial tile."""
+    module = network(sums, stored=stored)
+    made = with_plan(joined(module), way)
+    product = product_of(made)
+    assert [r.tensor.shape for r in product.body.ops[-1].operands][int(stored) :] == [(3, 40)]
+    assert len(product.body.ops[-1].operands) == 1 + stored
+    x = inputs_of(module, -100.0 if sums is LARGEST else 0.0)  # a start of zero would be the largest
+    *whole, got = emulated(made, x)
+    exact = tw.interpret(network(sums), *x, precision="fp64")
+    if stored:
+        close(whole[0], exact[0], 4e-3)
+        values = whole[0].astype(np.float64)
+        wanted = values.max((1, 2)) if sums is LARGEST else values.mean((1, 2)).T
+        close(got, wanted, 0.0 if sums is LARGEST else 1e-6)
+    close(got, exact[1], 4e-3)
 
 
 @pytest.mark.emulator
