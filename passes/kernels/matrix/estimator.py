@@ -258,6 +258,8 @@ def epilogue_clk(
     if problem.summed is not None:
         # The threads of a tile meet before its parts are combined, and before the next tile's sums begin.
         clk = clk + 2.0 * hardware.rows.barrier_clk
+        # What sums alone read is asked for when results are laid down, and waited for once more.
+        clk = clk + problem.summed.further * (vectors / warps / fit.tail_vectors * fit.tail_read_clk)
     # A block that shares a tile lays all sums down, and finishes a part of the results.
     return np.asarray(clk * (fit.laid_down_share + (1.0 - fit.laid_down_share) / space.parts))
 

@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, Sym, walk
+from tilewright.ir import Func, Op, Sym, Value, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M
 from tilewright.ir.simplify import coefficients, interval
@@ -97,23 +97,47 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         tail_bytes=large_bytes(kernel, after),
         split=may_split(view.op),
         promotes=view.promotes,
-        summed=None if sums is None else _summed(sums),
+        summed=None if sums is None else _summed(kernel, sums, after),
         members=members,
         boxes=comes_in_boxes(view, 0) and (packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
 
-def _summed(sums: ColumnSums) -> SummedColumns:
-    """The sums of columns of a kernel in numbers."""
-    kept = [*(op.result for op in sums.folds), *sums.firsts]
+def _summed(kernel: Func, sums: ColumnSums, after: Sequence[Op]) -> SummedColumns:
+    """The sums of columns of a kernel in numbers; after: the maps at its own points."""
+    kept = _kept(sums)
+    written = _needed(sums.written, after)
+    known = {v for op in written for v in op.operands}
+    beside = [op for op in after if op not in written] if sums.written else []
+    further = {v for op in beside for v in op.operands if v in kernel.params and v not in known}
     return SummedColumns(
         part_rows=sums.length,
         value_bytes=sum(itemsize(v.tensor.dtype) for v in sums.points),
-        group_bytes=sum(itemsize(v.tensor.dtype) for v in kept),
+        group_bytes=_group_bytes(sums),
         values=len(sums.points),
+        further=sum(reached(kernel, v) > MOST_SMALL_BYTES for v in further),
         fold_work=_work(sums.folds),
         group_work=len(kept) + _work([op for op in sums.ends if op.name == "tensor.reduce"]),
     )
+
+
+def _kept(sums: ColumnSums) -> list[Value]:
+    """What a column keeps of every 16 rows until the end of a tile."""
+    return [*(op.result for op in sums.folds), *sums.firsts]
+
+
+def _group_bytes(sums: ColumnSums) -> int:
+    return sum(itemsize(v.tensor.dtype) for v in _kept(sums))
+
+
+def _needed(values: Sequence[Value], ops: Sequence[Op]) -> list[Op]:
+    """Those of some ops that compute values, in reverse."""
+    known, found = set(values), []
+    for op in reversed(ops):
+        if known & set(op.results):
+            found.append(op)
+            known |= set(op.operands)
+    return found
 
 
 def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
@@ -277,7 +301,7 @@ def _stages_beside(
     """Stages of the ring beside pieces of so many columns, whose elements have so many bytes together."""
     beside = element_bytes * p.teams * p.team_warps * PIECES * MMA_M * columns
     if sums is not None:
-        beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _summed(sums).group_bytes
+        beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _group_bytes(sums)
     panel = ROW_BYTES[-1] // itemsize(view.dtype)
     stage = p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
     room = hardware.smem_per_block_max_bytes // p.resident - beside - BESIDE_RING_BYTES

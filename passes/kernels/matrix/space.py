@@ -137,7 +137,7 @@ class SummedColumns:
 
     values, value_bytes: what is summed of a result, and its bytes in shared memory. group_bytes: bytes that a
     column keeps of every 16 rows until the end of a tile. fold_work: instructions per result; group_work: per
-    column and 16 rows.
+    column and 16 rows. further: arrays that only sums read, at the points of the results.
     """
 
     part_rows: int
@@ -146,6 +146,7 @@ class SummedColumns:
     group_bytes: int
     fold_work: float
     group_work: float
+    further: int = 0
 
     @property
     def vector_work(self) -> float:
