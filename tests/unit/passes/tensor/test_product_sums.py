@@ -13,8 +13,12 @@ from tilewright.ir import InputError, parse, show_func
 from tilewright.libraries.candidates import graphs_in, products_in
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import chosen_for, with_parameters
+from tilewright.passes.kernels.matrix import problem
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
+from tilewright.passes.kernels.matrix.space import matrix_space
+from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.tensor import join_product_sums, split_sums
 from tilewright.tuning.kernels.search_space import search_space
 
@@ -81,8 +85,8 @@ GRADIENTS = """    %2 = tensor.reduce(%1, par = (k: {k}), red = {rows}, reads = 
     tensor.return(%1, %2, %3)
 """
 #: the largest element of each column of some rows, and the mean of some rows
-LARGEST = """    %2 = tensor.reduce(%1, par = (n: {n}, k: {k}), red = (y: {y}, x: {x}),
-                       reads = [[n, y, x, k]], init = [-inf]) : {dtype}[{n}, {k}] {{
+LARGEST = """    %2 = tensor.reduce(%1, par = ({over}), red = ({within}),
+                       reads = [[n, y, x, k]], init = [-inf]) : {dtype}[{result}] {{
       ^(%a: {dtype}, %acc: {dtype})
       %s = scalar.max(%a, %acc) : {dtype}
       scalar.yield(%s)
@@ -108,15 +112,19 @@ SIZES = {"n": 3, "y": 8, "x": 8, "k": 40, "r": 3, "c": 32}
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}
 
 
-def network(sums, dtype="bf16", *, stored=True, **sizes):
+def network(sums, dtype="bf16", *, stored=True, over="nk", **sizes):
+    """The product and sums of its results; over: the dimensions that number the largest ones."""
     sizes = {**SIZES, **sizes, "dtype": dtype, "rows": "(n: {n}, y: {y}, x: {x})"}
     sizes["rows"] = sizes["rows"].format(**sizes)
     sizes["par"] = f"{sizes['rows'][:-1]}, k: {sizes['k']})"
     params = "%x: {dtype}[{n}, {y}, {x}, {c}], %w: {dtype}[{k}, {r}, {r}, {c}], %shift: f32[{k}]"
     params += ", %z: {dtype}[{n}, {y}, {x}, {k}]" if "%z" in sums else ""
-    results = {LARGEST: "{dtype}[{n}, {k}]", MEAN: "f32[{k}, {n}]"}.get(sums, "f32[{k}], f32[{k}]")
+    results = {LARGEST: "{dtype}[{result}]", MEAN: "f32[{k}, {n}]"}.get(sums, "f32[{k}], f32[{k}]")
     results = ("{dtype}[{n}, {y}, {x}, {k}], " if stored else "") + results
     sizes["stored"] = "%1, " if stored else ""
+    sizes["over"] = ", ".join(f"{d}: {sizes[d]}" for d in over)
+    sizes["within"] = ", ".join(f"{d}: {sizes[d]}" for d in "nyxk" if d not in over)
+    sizes["result"] = ", ".join(str(sizes[d]) for d in over)
     text = f"module @m {{{{\n  tensor.func @main({params}) -> {results} {{{{\n{PRODUCT}{sums}  }}}}\n}}}}"
     return tw.parse(text.format(count=sizes["n"] * sizes["y"] * sizes["x"], **sizes))
 
@@ -308,6 +316,16 @@ def test_products_in_tf32_sum_what_they_store(way):
         ({"block": MatrixTile(32, 32, 32)}, "whole parts of 64 rows"),
         ({"parts": 2}, "whole parts of 64 rows"),
         ({"exchanged": True}, "factors in their order"),
+        (
+            {
+                "block": MatrixTile(64, 64, 32),
+                "warps": Warps(4, 1, 1),
+                "engine": "wgmma",
+                "copiers": 4,
+                "stores": "sums",
+            },
+            "results that are not stored",
+        ),
     ],
 )
 def test_parameters_that_hold_no_whole_parts_are_refused(change, message):
@@ -339,6 +357,62 @@ def test_sums_over_other_rows_are_no_sums_of_columns(old, new):
 def test_other_products_keep_their_sums_apart(sizes):
     made = joined(network(MOMENTS, **sizes))
     assert not any("sums" in f.name for f in made.funcs)
+
+
+@pytest.mark.parametrize(
+    ("over", "sizes"),
+    [
+        ("n", {"n": 40}),  # of samples, of which there are as many as columns
+        ("xk", {"n": 8}),  # rows that lie apart
+        ("nyk", {}),  # 8 rows
+    ],
+)
+def test_largest_elements_of_other_runs_stay_apart(over, sizes):
+    made = joined(network(LARGEST, over=over, **sizes))
+    assert not any("sums" in f.name for f in made.funcs)
+
+
+@pytest.mark.parametrize("over", ["nk", "kn", "k"])
+def test_largest_elements_of_runs_of_rows_join_in_any_order_of_results(over):
+    module = network(LARGEST, over=over, stored=False)
+    made = joined(module)
+    assert product_of(made).body.ops[-1].operands[0].tensor.shape == (3, 40)
+    x = inputs_of(module)
+    close(tw.interpret(made, *x)[0], tw.interpret(module, *x)[0], 0.0)
+
+
+@pytest.mark.parametrize(("sums", "further"), [(MOMENTS, 0), (GRADIENTS, 1)], ids=["moments", "gradients"])
+def test_the_estimate_waits_for_what_sums_alone_read(sums, further, monkeypatch):
+    monkeypatch.setattr(problem, "MOST_SMALL_BYTES", 1000)
+    kernel = product_of(joined(network(sums, r=1)))
+    (op,) = (op for op in kernel.body.ops if op.name == "tensor.contract")
+    found = problem.matrix_problem(kernel, matrix_view(kernel, op))
+    assert found.summed.further == further
+    less = replace(found, summed=replace(found.summed, further=0))
+    space = matrix_space(found, CONTEXT.hardware)
+    waiting, others = (estimate_matrix(p, space, CONTEXT.hardware) for p in (found, less))
+    assert ((waiting > others) if further else (waiting == others)).all()
+
+
+def test_a_product_that_stores_sums_alone_moves_no_results():
+    stored, alone = (
+        problem.matrix_problem(kernel, matrix_view(kernel, kernel.body.ops[0]))
+        for kernel in (product_of(joined(network(LARGEST, r=1, stored=stored))) for stored in (True, False))
+    )
+    assert alone.result_bytes == 3 * 40 * 2 + 40 * 4  # largest elements, and what is added to the columns
+    assert stored.result_bytes == alone.result_bytes + 192 * 40 * 2
+
+
+@pytest.mark.parametrize(
+    ("stored", "stores"), [(True, "engine"), (False, "sums")], ids=["stored", "sums alone"]
+)
+def test_warps_of_roles_lay_down_what_is_summed(stored, stores):
+    kernel = product_of(joined(network(LARGEST, r=1, stored=stored)))
+    view = matrix_view(kernel, kernel.body.ops[0])
+    plan = MatrixParameters(
+        MatrixTile(64, 64, 32), Warps(4, 1, 1), 3, view.channel, 1, "wgmma", copiers=4, transport="engine"
+    )
+    assert problem.parameters_for(kernel, view, plan, CONTEXT.hardware).stores == stores
 
 
 def test_a_sum_that_reads_results_at_two_places_stays_apart():
