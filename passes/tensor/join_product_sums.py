@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, isqrt
 from typing import Literal
@@ -30,6 +30,7 @@ from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores, matrix_variant
@@ -112,6 +113,7 @@ class _Search:
         self.kernels = {f.name: f for f in module.funcs if f.name != "main"}
         self.least_bytes = 0 if always else LEAST_BYTES
         self.order = CallOrder(module.main.body.ops)
+        self.constants = {op.result for op in self.order.ops if op.name == "tensor.constant"}
         self.made: list[Func] = []
         self.names = {f.name for f in module.funcs}
         self.tried: set[tuple[int, int]] = set()
@@ -189,13 +191,18 @@ class _Search:
         }  # fmt: skip
 
     def _alone(self, call: Op) -> float:
-        return alone_s(self.kernels[callee_of(call)], self.ctx, self.hardware)
+        kernel = self.kernels[callee_of(call)]
+        if _is_product(kernel):
+            kernel = _with_weights(kernel, call.operands, self.constants)
+        return alone_s(kernel, self.ctx, self.hardware)
 
     def _best(self, joint: _Joint, kept: Sequence[Value]) -> tuple[_Call, ...] | None:
         """The calls by the parts that take the least time."""
         points = joint.points(self.ctx)
         if points is None:
             return None
+        product = _with_weights(points.product, points.operands, self.constants)
+        points = replace(points, product=product)
         found = (joint.by_parts(points, rows, kept, self.ctx, self.hardware) for rows in PART_ROWS)
         return min((calls for calls in found if calls is not None), key=_seconds, default=None)
 
@@ -228,6 +235,11 @@ class _Search:
         rest = [f for f in self.before.funcs if f is not main and f.name in called]
         body = Block(main.params, ops)
         return self.before.with_funcs((*self.made, *rest, main.with_body(body)))
+
+
+def _with_weights(kernel: Func, operands: Sequence[Value], constants: Collection[Value]) -> Func:
+    """A product that knows which of its factors are constants, as `mark-weights` will tell it."""
+    return kernel.with_attrs(**{WEIGHTS: tuple(i for i, v in enumerate(operands) if v in constants)})
 
 
 def _folds(kernel: Func) -> bool:
@@ -305,7 +317,7 @@ class _Joint:
         b.do("tensor.return", *returned)
         body = Block(func.params, (*func.body.ops[:-1], *b.ops))
         body = body.with_ops(live_ops(body))
-        kernel = Func(Level.TENSOR, "product", body, tuple(v.type for v in returned))
+        kernel = Func(Level.TENSOR, "product", body, tuple(v.type for v in returned), func.attrs)
         product = self._chosen(kernel, ctx, hardware)
         outer = {whole: tuple(Value(v.type, "parts") for v in parts[whole]) for whole in sums}
         ends = None if product is None else self._ends(sums, outer, rows, ctx)
