@@ -705,10 +705,11 @@ def _folded(
 ) -> Value:
     """Append the sum of a value over some dimensions, of the kind of `whole`."""
     dtype = whole.results[-1].tensor.dtype
+    start: tuple[float, ...] = whole.op["init"]  # type: ignore[assignment]
     inner, (x, acc) = scalar_body([value.tensor.dtype, dtype])
     inner.do("scalar.yield", inner.value(f"scalar.{whole.kind}", inner.cast(x, dtype), acc))
     (out,) = structured(
-        b, "tensor.reduce", [value], par=over, red=within, reads=[at], init=whole.op["init"],
+        b, "tensor.reduce", [value], par=over, red=within, reads=[at], init=start,
         body=inner.block((x, acc)), types=[TensorType(dtype, tuple(over.values()))],
     )  # fmt: skip
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
+from typing import Literal
 
 import numpy as np
 
@@ -253,6 +254,7 @@ def parameters_for(
     if not p.copiers or p.parts > 1 or view.stored or view.splits:
         return p
     sums, tiling = column_sums(kernel, view), tiling_of(view, p)
+    stores: Literal["engine", "sums"]
     if sums is not None and not sums.written:
         laid, stores, least = _columns_summed(sums, tiling), ONLY_SUMS, min(p.stages, LEAST_WRITTEN_STAGES)
     else:

@@ -72,10 +72,11 @@ def whole_sums(func: Func) -> Iterator[WholeSum]:
         if kind is None:
             continue
         behind = readers.get(op.result, [])
-        kept = _kept_of_parts(behind[0], op, kind) if len(behind) == 1 and behind[0] not in taken else None
-        if kept is not None:
+        free = len(behind) == 1 and behind[0] not in taken
+        of_parts = _kept_of_parts(behind[0], op, kind) if free else None
+        if of_parts is not None:
             taken.add(behind[0])
-            yield WholeSum(op, (behind[0].result,), kept, kind)
+            yield WholeSum(op, (behind[0].result,), of_parts, kind)
         else:
             yield WholeSum(op, (op.result,), tuple(dims(op, "par")), kind)
 
