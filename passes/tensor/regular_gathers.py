@@ -21,12 +21,13 @@ MOST_DIVISOR = 64
 
 @register_pass(Level.TENSOR)
 def regular_gathers(module: Module, ctx: PassContext) -> Module:
-    """Write a gather whose indices are a constant (i * a + c) // b as a map that reads there.
+    """Write a gather whose indices are a constant (i * a + c) // b or (i + c) % n as a map that reads there.
 
     rewrite:  %y = tensor.gather(%x, "[0, 0, 1, 1, 2, 2]", par = (c: 8, y: 6), reads = [[y]], at = [c, i0])
         -->   %y = tensor.map(%x, par = (c: 8, y: 6), reads = [[c, y // 2]]) {yield}
 
-    Nearest neighbours of an enlarged image come in like that. Readers see through the copy, and the order of
+    Nearest neighbours of an enlarged image come in like that, and images that are rotated before they are cut
+    into windows. Readers see through the copy, and the order of
     its dimensions may change, where a gather would have to be computed as it is. All indices must lie inside.
     """
     pool = ConstantPool(module.constants)
@@ -58,23 +59,25 @@ def _followed(op: Op, producers: dict[Value, Op], pool: ConstantPool) -> tuple[E
         if array is None or not array.size or len(wide) > 1:
             return None
         where = next((e for axis, e in enumerate(place) if axis in wide), 0)
-        rule = _rule(array.reshape(-1).astype(np.int64))
-        if rule is None:
+        read = _ruled(array.reshape(-1).astype(np.int64), where)
+        if read is None:
             return None
-        a, c, divisor = rule
-        known[f"i{k}"] = simplify((where * a + c) // divisor, ranges)
+        known[f"i{k}"] = simplify(read, ranges)
         axes = [axis for axis, e in enumerate(op.exprs("at")) if str(e) == f"i{k}"]
         if not axes or array.min() < 0 or array.max() >= min(op.operands[0].tensor.shape[a] for a in axes):
             return None
     return tuple(simplify(substitute(e, known), ranges) for e in op.exprs("at"))
 
 
-def _rule(indices: np.ndarray) -> tuple[int, int, int] | None:
-    """Numbers (a, c, b) such that indices[i] = (i * a + c) // b for all i; None without any."""
+def _ruled(indices: np.ndarray, where: Expr) -> Expr | None:
+    """Element `where` of the indices as an expression: a line, quotients of one, or a rotation; else None."""
     i = np.arange(len(indices))
     for a, c, b in _candidates(indices):
         if np.array_equal((i * a + c) // b, indices):
-            return a, c, b
+            return (where * a + c) // b
+    first, extent = int(indices[0]), int(indices.max()) + 1
+    if np.array_equal((i + first) % max(1, extent), indices):
+        return (where + first) % extent
     return None
 
 
