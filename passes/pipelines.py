@@ -74,6 +74,7 @@ join-concats,
 fold-constant-tensors,
 inline-scalars,
 inline-maps,
+move-rows-first,
 read-moved-rows,
 fuse-kernels,
 place-concats,
@@ -108,6 +109,7 @@ _OTHER_KERNELS = {
         "split-reductions",
         "split-sums",
         "inline-maps",
+        "move-rows-first",
         "read-moved-rows",
         "join-recurrences",
         "join-gates",
@@ -175,11 +177,13 @@ _LOWERED = GRAPH_TO_TENSOR.only("graph-to-tensor")
 _KERNELS = _CLEAN + TENSOR.only(
     "fuse-kernels", "store-factors", "split-dims", "merge-dims", "choose-parameters"
 )
-_STORED = _CLEAN + TENSOR.only("join-concats", "inline-maps", "read-moved-rows", "fuse-kernels", "order-kernels")
+_STORED = _CLEAN + TENSOR.only(
+    "join-concats", "inline-maps", "move-rows-first", "read-moved-rows", "fuse-kernels", "order-kernels"
+)
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 
 #: kernels of a flat program whose maps are inlined already, cut as those of a network; chains of them apart
-_INLINED = TENSOR.only("inline-scalars", "inline-maps", "read-moved-rows")
+_INLINED = TENSOR.only("inline-scalars", "inline-maps", "move-rows-first", "read-moved-rows")
 _FUSED = TENSOR.only("drop-unit-dims", "split-sums", "join-concats", "fuse-kernels")
 _CHAINED = TENSOR.only("fuse-attention-backward", "chain-kernels")
 _LAID_OUT = TENSOR.only("store-factors", "arrange-factors", "split-dims", "merge-dims", "choose-parameters")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import gcd
 
-from tilewright.ir import Op, Sym, Value
-from tilewright.ir.expr import Expr, symbols
-from tilewright.ir.simplify import Ranges, coefficients, simplify
+from tilewright.ir import BinOp, Op, Sym, Value
+from tilewright.ir.expr import Expr, substitute, symbols
+from tilewright.ir.simplify import Ranges, coefficients, linear, simplify
 from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
 
 #: ops whose element at a point depends on single elements of their operands: computed where they are used
@@ -91,6 +91,32 @@ def index_step(e: Expr, ranges: Ranges) -> int:
     if form is None or not isinstance(form[1], int):
         return 1
     return max(1, gcd(*form[0].values()))
+
+
+def run_along(place: Expr, dim: str, ranges: Ranges) -> int:
+    """The number of elements along a dimension that lie one after the other, wherever such a run begins.
+
+    place: of an element in memory. The runs divide the dimension evenly and begin at multiples of their
+    number in memory; 1 where none is seen.
+    """
+    extent = int(ranges[dim][1]) + 1
+    for run in sorted({gcd(extent, n) for n in (extent, *_divisors(place, dim))}, reverse=True):
+        inside = {**ranges, "run": (0, extent // run - 1), "element": (0, run - 1)}
+        form = linear(substitute(place, {dim: Sym("run") * run + Sym("element")}), inside)
+        others = [(atom, step) for atom, step in form.terms if atom != Sym("element")]
+        apart = all("element" not in symbols(atom) for atom, _ in others)
+        if apart and (Sym("element"), 1) in form.terms:
+            return gcd(run, form.constant, *(step for _, step in others))
+    return 1
+
+
+def _divisors(e: Expr, dim: str) -> Iterator[int]:
+    """Numbers by which an expression divides what depends on a dimension."""
+    if isinstance(e, BinOp):
+        if e.op in ("//", "%") and isinstance(e.rhs, int) and dim in symbols(e.lhs):
+            yield e.rhs
+        yield from _divisors(e.lhs, dim)
+        yield from _divisors(e.rhs, dim)
 
 
 def slices_of(op: Op) -> dict[int, str]:

@@ -11,7 +11,7 @@ from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import linear
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.analysis.index_sets import recompute_cost
+from tilewright.passes.analysis.index_sets import recompute_cost, row_major_offset, run_along
 from tilewright.passes.analysis.row_groups import row_dims
 
 #: additions from which a value is kept rather than computed again
@@ -90,28 +90,41 @@ class RowPhases:
 
     def inner(self, kernel: Func) -> str:
         """The dimension along which the largest parameter is contiguous: `row.k`, `col.k`; '' if unclear."""
+        inner, run = self.run(kernel)
+        return inner if inner and run > self._ranges()[inner][1] else ""
+
+    def run(self, kernel: Func) -> tuple[str, int]:
+        """The dimension `inner`, and how many elements along it lie one after the other: all that it has, or
+        as many as divide it where it is cut into pieces that lie apart; 0 where that is unclear.
+        """
         params = [v for v in self.uses if v in kernel.params]
         if not params:
-            return ""
+            return "", 0
         largest = max(params, key=lambda v: v.tensor.nbytes)
         for at in self.uses[largest].indices:
             last = next((e for e, n in zip(at[::-1], largest.tensor.shape[::-1], strict=True) if n > 1), 0)
             found = last if isinstance(last, Sym) else self._unit(at, largest.tensor.shape)
             if found is not None:
-                return found.name
-        return ""
+                return found.name, self._ranges()[found.name][1] + 1
+            columns = max(len(p.columns) for p in self.phases)
+            inner = f"col.{columns - 1}"
+            place = row_major_offset(at, largest.tensor.shape)
+            if columns and (run := run_along(place, inner, self._ranges())) > 1:
+                return inner, run
+        return "", 0
 
-    def _unit(self, at: tuple[Expr, ...], shape: tuple[int, ...]) -> Sym | None:
-        """The dimension whose next index is the next element, where several indices are cut from one."""
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        """The ranges of the dimensions of rows and columns."""
         first = self.phases[0]
         sizes = dims(first.op, "par")
         ranges = {f"row.{k}": (0, sizes[d] - 1) for k, d in enumerate(first.rows)}
         for phase in self.phases:
             ranges |= {f"col.{k}": (0, n - 1) for k, n in enumerate(phase.extents())}
-        place: Expr = 0
-        for e, n in zip(at, shape, strict=True):
-            place = place * n + e
-        terms = linear(place, ranges).terms
+        return ranges
+
+    def _unit(self, at: tuple[Expr, ...], shape: tuple[int, ...]) -> Sym | None:
+        """The dimension whose next index is the next element, where several indices are cut from one."""
+        terms = linear(row_major_offset(at, shape), self._ranges()).terms
         found = [atom for atom, step in terms if step == 1 and isinstance(atom, Sym)]
         if len(found) != 1:
             return None

@@ -288,7 +288,7 @@ def concatenation(op: Op) -> Concat | None:
     """The concatenation that a map is: operand k wherever the index along an axis is in range k."""
     if op.name != "tensor.map" or len(op.results) != 1 or len(op.operands) < 2 or op.body is None:
         return None
-    bounds = _selected(op)
+    bounds = selected_pieces(op)
     if bounds is None:
         return None
     axis, starts = bounds
@@ -314,9 +314,10 @@ def concatenation(op: Op) -> Concat | None:
     return Concat(axis, starts, sizes) if all(sizes) and all(shape) else None
 
 
-def _selected(op: Op) -> tuple[int, tuple[int, ...]] | None:
+def selected_pieces(op: Op) -> tuple[int, tuple[int, ...]] | None:
     """Axis and first indices where the body is select(i < s1, p0, select(i < s2, p1, ... pk)); else None."""
-    assert op.body is not None
+    if op.name != "tensor.map" or op.body is None:
+        return None
     made = {r: o for o in op.body.ops for r in o.results}
     (value,) = op.body.ops[-1].operands
     starts, index, left = [0], None, list(op.body.params)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd
+from dataclasses import replace
 
-from tilewright.ir import Func, Level, Op, Sym, Value
-from tilewright.ir.expr import symbols
+import numpy as np
+
+from tilewright.ir import Builder, Expr, Func, Level, Op, Sym, Value
+from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import SECTOR_BYTES
-from tilewright.ir.simplify import linear
-from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import LOSS
-from tilewright.passes.analysis.index_sets import identity_read, is_view, recompute_cost, row_major_offset
+from tilewright.passes.analysis.copies import copied
+from tilewright.passes.analysis.index_sets import (
+    identity_read,
+    is_view,
+    recompute_cost,
+    row_major_offset,
+    run_along,
+)
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 from tilewright.passes.rewriting.values import readers
 from tilewright.passes.tensor.inline_maps import MAX_COST, SMALL_BYTES
-
+from tilewright.passes.tensor.join_concats import selected_pieces
+from tilewright.passes.tensor.regular_gathers import rule_of
 
 #: ops whose bodies may hold those of maps that they read
 _READERS = frozenset({"tensor.map", "tensor.reduce"})
@@ -28,16 +38,17 @@ _READERS = frozenset({"tensor.map", "tensor.reduce"})
 def read_moved_rows(func: Func, ctx: PassContext) -> Func:
     """Let reductions of rows, and what follows from them, read through maps that move elements.
 
-    rewrite:  %t = tensor.map(%x, par = (h, w, c), reads = [[h // 2, w // 2, c]]); %s = tensor.reduce(%t, red = (c))
+    rewrite:  %t = tensor.map(%x, par = (h, w, c), reads = [[h // 2, w // 2, c]]) {yield};
+              %s = tensor.reduce(%t, par = (h, w), red = (c), reads = [[h, w, c]])
         -->   %s = tensor.reduce(%x, par = (h, w), red = (c), reads = [[h // 2, w // 2, c]])
 
     A kernel of rows reads what it walks along at places that are computed once for many neighbours, so a row
-    may lie anywhere: an enlarged image, or one cut into windows, is neither written nor read then. The map has
-    one operand, whose elements take no more bytes than those it makes of them, and what are neighbours in its
-    result are neighbours in the operand by whole sectors of memory: rows that lie across the operand
-    are moved by a kernel of their own, which touches each sector once. Whatever reads the result must belong
-    to a row of a reduction; for a product it would be stored anyway. Training steps keep moved arrays: their
-    backward pass reads them as well.
+    may lie anywhere: an enlarged image, one cut into windows, or patches side by side are neither written nor
+    read then. The map has one operand, whose elements take no more bytes than those it makes of them, or it
+    joins pieces of one array that lie regularly. What are neighbours in its result are neighbours in the
+    operand by whole sectors of memory: rows that lie across the operand are moved by a kernel of their own,
+    which touches each sector once. Whatever reads the result must belong to a row of a reduction; for a
+    product it would be stored anyway. Training steps keep moved arrays: their backward pass reads them too.
     """
     if func.updates or func.get(LOSS) is not None:
         return func
@@ -46,35 +57,69 @@ def read_moved_rows(func: Func, ctx: PassContext) -> Func:
     ops: list[Op] = []
     for op in func.body.ops:
         new = with_bodies(op, moved) if op.name in _READERS else op
-        taken = op.name == "tensor.map" and len(op.results) == 1 and op.body is not None
-        if taken and is_view(op) and op.operands[0] in moved:
+        if is_view(op) and op.operands[0] in moved:
             moved[op.result] = new
-        elif taken and _keeps_neighbours(op) and _is_for_rows(op.result, read_by):
-            moved[op.result] = new
+        elif (move := _move(op)) is not None and _is_for_rows(op.result, read_by):
+            moved[op.result] = move
         ops.append(new)
     block = func.body.with_ops(tuple(ops))
     return func.with_body(block.with_ops(live_ops(block))) if moved else func
 
 
-def _keeps_neighbours(op: Op) -> bool:
-    """Return whether a cheap map of one value reads it at other places, by whole sectors of neighbours."""
-    made = op.result.tensor
-    if len(op.operands) != 1 or made.nbytes <= SMALL_BYTES or recompute_cost(op) > MAX_COST or is_view(op):
-        return False
-    assert op.body is not None
-    if fills(op) != (None,) or any(o.name == "scalar.index" for o in op.body.ops) or identity_read(op, 0):
-        return False
+def _move(op: Op) -> Op | None:
+    """A cheap map that reads one value at other places, by whole sectors; None for other ops."""
+    if op.name != "tensor.map" or len(op.results) != 1 or op.result.tensor.nbytes <= SMALL_BYTES:
+        return None
+    op = _joined(op) or op
+    if len(op.operands) != 1 or recompute_cost(op) > MAX_COST or is_view(op) or identity_read(op, 0):
+        return None
+    if fills(op) != (None,) or op.body is None or any(o.name == "scalar.index" for o in op.body.ops):
+        return None
+    wider = itemsize(op.operands[0].tensor.dtype) > itemsize(op.result.tensor.dtype)
+    return op if not wider and keeps_neighbours(op, 0) else None
+
+
+def keeps_neighbours(op: Op, operand: int) -> bool:
+    """Return whether neighbours along the innermost dimension of an op are neighbours in an operand, by whole
+    sectors of memory.
+    """
+    source = op.operands[operand].tensor
+    inner = [d for d, n in domain(op).items() if n > 1][-1]
+    run = run_along(row_major_offset(reads(op)[operand], source.shape), inner, ranges_of(op))
+    return run * itemsize(source.dtype) % SECTOR_BYTES == 0
+
+
+def _joined(op: Op) -> Op | None:
+    """A concatenation of pieces of one array as a copy of that array; None for other maps, and where the
+    places of the pieces follow no rule.
+    """
+    found = selected_pieces(op)
+    if found is None or len(set(op.operands)) != 1:
+        return None
+    axis, starts = found
+    dim, extent = list(dims(op, "par").items())[axis]
+    size = extent // len(starts)
+    if starts != tuple(range(0, extent, size)):
+        return None
+    within = {**ranges_of(op), dim: (0, size - 1)}
     source = op.operands[0].tensor
-    size = itemsize(source.dtype)
-    if size > itemsize(made.dtype):
-        return False
-    inner = [d for d, n in dims(op, "par").items() if n > 1][-1]
-    place = linear(row_major_offset(reads(op)[0], source.shape), ranges_of(op))
-    others = [(atom, step) for atom, step in place.terms if atom != Sym(inner)]
-    if (Sym(inner), 1) not in place.terms or any(inner in symbols(atom) for atom, _ in others):
-        return False
-    run = gcd(dims(op, "par")[inner], place.constant, *(step for _, step in others))
-    return run * size % SECTOR_BYTES == 0
+    pieces = [
+        [simplify(substitute(e, {dim: Sym(dim) + start}), within) for e in at]
+        for start, at in zip(starts, reads(op), strict=True)
+    ]
+    at: list[Expr] = []
+    for n, (first, *others) in zip(source.shape, zip(*pieces, strict=True), strict=True):
+        steps = [0, *(simplify(e - first, within) for e in others)]
+        spans = [interval(e, within) for e in (first, *others)]
+        if not all(isinstance(k, int) for k in steps) or any(low < 0 or high >= n for low, high in spans):
+            return None
+        place = rule_of(np.array(steps), Sym(dim) // size)
+        if place is None:
+            return None
+        at.append(simplify(substitute(first, {dim: Sym(dim) % size}) + place, ranges_of(op)))
+    b = Builder(op.loc)
+    copied(b, op.operands[0], dims(op, "par"), at)
+    return replace(b.ops[-1], results=op.results)
 
 
 def _is_for_rows(value: Value, read_by: Mapping[Value, Sequence[Op]]) -> bool:

@@ -59,7 +59,7 @@ def _followed(op: Op, producers: dict[Value, Op], pool: ConstantPool) -> tuple[E
         if array is None or not array.size or len(wide) > 1:
             return None
         where = next((e for axis, e in enumerate(place) if axis in wide), 0)
-        read = _ruled(array.reshape(-1).astype(np.int64), where)
+        read = rule_of(array.reshape(-1).astype(np.int64), where)
         if read is None:
             return None
         known[f"i{k}"] = simplify(read, ranges)
@@ -69,7 +69,7 @@ def _followed(op: Op, producers: dict[Value, Op], pool: ConstantPool) -> tuple[E
     return tuple(simplify(substitute(e, known), ranges) for e in op.exprs("at"))
 
 
-def _ruled(indices: np.ndarray, where: Expr) -> Expr | None:
+def rule_of(indices: np.ndarray, where: Expr) -> Expr | None:
     """Element `where` of the indices as an expression: a line, quotients of one, or a rotation; else None."""
     i = np.arange(len(indices))
     for a, c, b in _candidates(indices):

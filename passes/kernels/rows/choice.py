@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
 from tilewright.costmodel import Hardware, choose_row_reduce
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -103,7 +103,7 @@ def _staged(
 def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     """Return how the rows lie in memory; None where that is unclear."""
     anchor = phases.phases[0]
-    inner = phases.inner(kernel)
+    inner, run = phases.run(kernel)
     read = [v for v in phases.uses if v in kernel.params]
     if not inner or not read:
         return None
@@ -121,7 +121,7 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     if walks > 1 and not kept:
         return None
     words = phases.kept_words(kernel) if walks > 1 else 0.0
-    return RowAccess(anchor.extents()[-1], size, kept_words=words, walks=walks)
+    return RowAccess(gcd(anchor.extents()[-1], run), size, kept_words=words, walks=walks)
 
 
 def _asked_bytes(kernel: Func, phases: RowPhases) -> int:
