@@ -199,6 +199,7 @@ NO_COEFFICIENTS = {
         "GAIN",
         "HOPELESS",
         "INSTRUCTIONS",
+        "JOINS",
         "TWICE_GAIN",
     ),
     *(
