@@ -16,7 +16,13 @@ from tilewright.passes.kernels.chained.choice import choose_chained
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import (
+    callee_of,
+    joinable_kernels,
+    kernel_of,
+    merged,
+    reshapes_filled,
+)
 
 #: the kernel is taken where its estimate is below this share of those of its parts
 CLEARLY = 0.95
@@ -87,8 +93,7 @@ class _Choice:
         self.chosen: dict[str, Func | str] = {}
 
     def _joins(self, op: Op) -> bool:
-        plain = op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
-        return plain and callee_of(op) in self.kernels
+        return kernel_of(op, self.kernels) is not None
 
     def pairs(self) -> Iterator[_Pair]:
         """Every pair that is legal, by the second call."""

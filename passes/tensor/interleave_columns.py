@@ -32,7 +32,13 @@ from tilewright.passes.rewriting.values import (
     with_indices,
 )
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import (
+    callee_of,
+    joinable_kernels,
+    kernel_of,
+    merged,
+    reshapes_filled,
+)
 
 #: the kernel is taken where its estimate is at most this share of those of its parts
 GAIN = 0.97
@@ -114,7 +120,7 @@ class _Network:
 
     def groups(self, last: Op) -> list[tuple[Op, ...]]:
         """Calls that may become one: products of the same rows which `last` alone reads, and that."""
-        kernel = self._kernel_of(last)
+        kernel = kernel_of(last, self.kernels)
         if kernel is None or any(op.name not in _TAKEN for op in kernel.body.ops[:-1]):
             return []
         own = self._rows(last)
@@ -134,17 +140,12 @@ class _Network:
             if own is None or own is rows
         ]
 
-    def _kernel_of(self, call: Op) -> Func | None:
-        """The kernel that a call runs, where it may be joined."""
-        plain = call.name == "tensor.call" and [name for name, _ in call.attrs] == ["callee"]
-        return self.kernels.get(callee_of(call)) if plain else None
-
     def _rows(self, call: Op) -> Value | Op | None:
         """The first factor of a call of one product and maps: an array, or the call where that computes it.
 
         None of other calls, and where the second factor is no constant that is known.
         """
-        kernel = self._kernel_of(call)
+        kernel = kernel_of(call, self.kernels)
         products = [] if kernel is None else [op for op in kernel.body.ops if op.name == "tensor.contract"]
         if kernel is None or len(products) != 1 or len(products[0].operands) != 2:
             return None

@@ -33,7 +33,7 @@ from tilewright.passes.kernels.row_columns.space import choose_row_columns
 from tilewright.passes.rewriting.names import numbered, unused
 from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, is_plain, merged, reshapes_filled
 
 #: kernels that one of the new ones is made of, at most
 MAX_KERNELS = 8
@@ -143,8 +143,7 @@ class _Search:
         return best
 
     def _free(self, op: Op) -> bool:
-        plain = op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
-        return plain and callee_of(op) in self.free
+        return is_plain(op) and callee_of(op) in self.free
 
     def _alone(self, call: Op) -> float:
         return alone_s(self.kernels[callee_of(call)], self.ctx, self.hardware)

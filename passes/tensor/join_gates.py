@@ -19,10 +19,9 @@ from tilewright.passes.tensor.chains.gates import (
     CLEARLY,
     has_product,
     joined_gates,
-    kernel_of,
     maps_behind,
 )
-from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels
+from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, kernel_of
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})

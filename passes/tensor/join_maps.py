@@ -13,7 +13,7 @@ from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, is_plain, merged, reshapes_filled
 from tilewright.passes.tensor.order_kernels import calls_before, reordered, steps_of
 
 #: a kernel is short where it takes at most as long as so many starts of kernels
@@ -90,13 +90,7 @@ class _Search:
         self.earliest = [max(before, default=-1) + 1 for before in self.before]
         self.latest = [min(after, default=len(self.calls)) for after in behind]
         self.made = {r for op in self.calls for r in op.results}
-        self.free = [
-            i
-            for i, op in enumerate(self.calls)
-            if op.name == "tensor.call"
-            and [name for name, _ in op.attrs] == ["callee"]
-            and callee_of(op) in self.short
-        ]
+        self.free = [i for i, op in enumerate(self.calls) if is_plain(op) and callee_of(op) in self.short]
 
     def module(self) -> Module:
         """The module with all that pays joined."""

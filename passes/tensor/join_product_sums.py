@@ -44,7 +44,7 @@ from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import with_indices
 from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
 
 #: bytes of the smallest array whose sums are sought
 LEAST_BYTES = 1 << 20
@@ -140,8 +140,8 @@ class _Search:
         return None
 
     def _free(self, op: Op) -> bool:
-        plain = op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
-        return plain and callee_of(op) in self.kernels and not self.kernels[callee_of(op)].attrs
+        kernel = kernel_of(op, self.kernels)
+        return kernel is not None and not kernel.attrs
 
     def _joined(self, product: Op, value: Value, walk: Op) -> _Joined | None:
         """A product and the sums over the rows of one of its results as two kernels; None where they stay."""

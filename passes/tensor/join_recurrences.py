@@ -58,6 +58,7 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
             return _with_facts(module, facts)
         seen.add(found.products[0])
         reason = "its values are read in other shapes"
+        read_by = readers(module.main.body)
         for calls in dict.fromkeys((found.calls, found.inner)):
             if reshapes_filled(calls, kernels):
                 continue
@@ -66,7 +67,7 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
                 reason = chosen
                 continue
             seconds = sum(estimate_of(p.kernel) for p in chosen)
-            separate = steps_s(calls, readers(module.main.body), kernels, ctx, hardware)
+            separate = steps_s(calls, read_by, kernels, ctx, hardware)
             if when == "always" or seconds < CLEARLY * separate:
                 for part in chosen:
                     name = numbered(part.kernel.name, {f.name for f in module.funcs})

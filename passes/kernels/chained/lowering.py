@@ -181,7 +181,7 @@ class _Chained:
         return tiling_of(self.view.products[product], self.plans[product])
 
     def _results(self, product: int) -> EngineResults:
-        """What the kernel returns of a product, written by the copy engine."""
+        """The results of a product that the copy engine writes because the kernel returns them."""
         view, tiling, results = self.view.products[product], self._tiling(product), self.view.results[product]
         if not results:
             columns = gcd(ROW_BYTES // itemsize(view.dtype), tiling.warp_columns)
@@ -363,5 +363,5 @@ class _Chained:
 
 
 def _start(view: MatrixView) -> float:
-    """What the sums of a product begin with."""
+    """Return the number that the sums of a product begin with."""
     return float(view.op["init"][0])  # type: ignore[index, arg-type]

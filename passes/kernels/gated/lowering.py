@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS
 from tilewright.passes.kernels.gated.parameters import GatedParameters, gated_parameters
 from tilewright.passes.kernels.gated.view import gated_view
-from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, map_operands, owned
+from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, owned
+from tilewright.passes.kernels.resident_tiles.elements import UnitElements
 from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
 from tilewright.passes.kernels.writing.staging import start_copying_matrix
@@ -48,17 +47,16 @@ def lower_gated(kernel: Func) -> Func:
     return func.with_attrs(**{EARLY_FACTORS: True})
 
 
-class _Lowering:
+class _Lowering(UnitElements[int]):
     def __init__(self, w: Writer, view: TilesView, p: GatedParameters) -> None:
-        self.w, self.view, self.p = w, view, p
+        super().__init__(w, view)
+        self.p = p
         warp, self.lane = Sym("tid") // WARP, w.simple(Sym("tid") % WARP)
         self.set, self.group = w.simple(warp // p.groups()), w.simple(warp % p.groups())
         across = view.units // p.units
         self.first_row = w.simple(Sym("bid.x") // across * p.rows)
         self.first_unit = w.simple(Sym("bid.x") % across * p.units)
-        self.ranges = {UNIT: (0, view.units - 1), ROW: (0, view.rows - 1)}
         (self.product,) = view.products
-        self.known: dict[tuple[Value, Index, int], Value] = {}
 
     def lowered(self) -> Func:
         """The whole kernel."""
@@ -102,22 +100,6 @@ class _Lowering:
         row, unit = self._place(point)
         env = {ROW: self.first_row + row, UNIT: self.first_unit + unit}
         return tuple(self.w.simple(substitute(e, env)) for e in at)
-
-    def _value(self, v: Value, at: Sequence[Expr], point: int) -> Value:
-        """An element, by the index that the view knows it by."""
-        index = tuple(simplify(e, self.ranges) for e in at)
-        key = (v, index, point)
-        if key in self.known:
-            return self.known[key]
-        if v in self.w.inputs:
-            self.known[key] = self.w.load(self.w.inputs[v], self._placed(index, point), self._mask(point))
-            return self.known[key]
-        op = self.w.producers[v]
-        operands = [self._value(u, place, point) for u, place in map_operands(op, index, self.ranges)]
-        env = dict(zip(dims(op, "par"), self._placed(index, point), strict=True))
-        results = self.w.inline(op, operands, env)
-        self.known.update(((r, index, point), x) for r, x in zip(op.results, results, strict=True))
-        return self.known[key]
 
     # -- the product -----------------------------------------------------------------------------------------
     def _copy(self, source: Value, first: Index, to: Value) -> None:

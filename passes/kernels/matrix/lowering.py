@@ -362,12 +362,12 @@ class _Matrix:
                     w.store(w.b.const(0.0, "f32"), others, (lane,))
 
     def _inside(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
-        """Where a place in the tile of sums is that of a sum."""
+        """Return the conditions under which a place in the tile of sums holds one."""
         m, n = (inner, outer) if transposed else (outer, inner)
         return self._within(m, self.origin_n + n, self.n, whole)
 
     def _inside_results(self, outer: Expr, inner: Expr, transposed: bool, whole: frozenset[str]) -> Mask:
-        """Where a place in the tile of results is that of a result."""
+        """Return the conditions under which a place in the tile of results holds one."""
         m, n = (inner, outer) if transposed else (outer, inner)
         return self._within(m, self.first_result + n, self.view.result_columns, whole)
 

@@ -123,7 +123,7 @@ def _summed(kernel: Func, sums: ColumnSums, after: Sequence[Op]) -> SummedColumn
 
 
 def _kept(sums: ColumnSums) -> list[Value]:
-    """What a column keeps of every 16 rows until the end of a tile."""
+    """Return the values that a column keeps of every 16 rows until the end of a tile."""
     return [*(op.result for op in sums.folds), *sums.firsts]
 
 

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES, WARP
-from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.cluster_ops import SHARE
 from tilewright.ir.thread.tensor_maps import RANK
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, Product, map_operands, owned
+from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, Product, owned
+from tilewright.passes.kernels.resident_tiles.elements import UnitElements
 from tilewright.passes.kernels.resident_tiles.parameters import (
     MMA_K,
     TURNS,
@@ -54,21 +53,20 @@ def lower_resident_tiles(kernel: Func) -> Func:
     return _Lowering(w, view, p).lowered()
 
 
-class _Lowering:
+class _Lowering(UnitElements[Point]):
     def __init__(self, w: Writer, view: TilesView, p: TilesParameters) -> None:
-        self.w, self.view, self.p = w, view, p
+        super().__init__(w, view)
+        self.p = p
         self.lanes = VECTOR_BYTES // itemsize(view.dtype)
         warp, self.lane = Sym("tid") // WARP, w.simple(Sym("tid") % WARP)
         self.set, self.group = w.simple(warp // p.groups(view)), w.simple(warp % p.groups(view))
         rank: Expr = Sym(RANK) if p.blocks > 1 else 0
         self.first_unit = w.simple(rank * p.units(view))
-        self.ranges = {UNIT: (0, view.units - 1), ROW: (0, view.rows - 1)}
         #: the first row of the cluster's rows of the batch
         self.first_row = w.simple(Sym("bid.x") // p.blocks * p.rows(view)) if p.clusters > 1 else 0
         self.halves = p.halves(view)
         corners = _CORNERS[:2] if self.halves else _CORNERS
         self.points: list[Point] = [(t, *c) for t in range(p.own_tiles(view)) for c in corners]
-        self.known: dict[tuple[Value, Index, Point], Value] = {}
         self.turns: dict[Value, Value] = {}
         self.fragments: dict[tuple[Value, Index], Value] = {}
 
@@ -119,22 +117,6 @@ class _Lowering:
         row = row + (self.first_row if first_row is None else first_row)
         unit = self.first_unit + self.group * MMA_N + self.lane % 4 * 2 + pair
         return tuple(self.w.simple(substitute(e, {ROW: row, UNIT: unit})) for e in at)
-
-    def _value(self, v: Value, at: Sequence[Expr], point: Point) -> Value:
-        """An element, by the index that the view knows it by."""
-        index = tuple(simplify(e, self.ranges) for e in at)
-        key = (v, index, point)
-        if key in self.known:
-            return self.known[key]
-        if v in self.w.inputs:
-            self.known[key] = self.w.load(self.w.inputs[v], self._placed(index, point))
-            return self.known[key]
-        op = self.w.producers[v]
-        operands = [self._value(u, place, point) for u, place in map_operands(op, index, self.ranges)]
-        env = dict(zip(dims(op, "par"), self._placed(index, point), strict=True))
-        results = self.w.inline(op, operands, env)
-        self.known.update(((r, index, point), x) for r, x in zip(op.results, results, strict=True))
-        return self.known[key]
 
     def _read(self, n: int) -> None:
         """Begin to load what is read first behind so many products."""

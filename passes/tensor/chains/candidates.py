@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.ir import Func, Module, Op, Value
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
 
 #: kernels of one chain at most
 MAX_KERNELS = 7
@@ -73,12 +73,12 @@ class ChainSearch:
     def all(self) -> Iterator[ChainCandidate]:
         """Every legal candidate, by the call that ends it."""
         for op in self.ops:
-            if op.name == "tensor.call" and self._free(op) and self.wanted(self._ops_above(op)):
+            if self._free(op) and self.wanted(self._ops_above(op)):
                 yield from self._ending_in(op)
 
     def _free(self, call: Op) -> bool:
         """Return whether the call may become part of a chain."""
-        return callee_of(call) in self.kernels and [name for name, _ in call.attrs] == ["callee"]
+        return kernel_of(call, self.kernels) is not None
 
     def _ops_above(self, last: Op) -> Counter[str]:
         """Names of the ops in all kernels that a chain which ends in this call could have."""

@@ -10,16 +10,10 @@ from tilewright.passes import PassContext
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
 
 #: a kernel of gates is taken where its estimate is below this share of those of its parts
 CLEARLY = 0.9
-
-
-def kernel_of(op: Op, kernels: Mapping[str, Func]) -> Func | None:
-    """The kernel that a call runs, where it may be joined."""
-    plain = op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
-    return kernels.get(callee_of(op)) if plain else None
 
 
 def has_product(kernel: Func | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from tilewright.ir import Block, Expr, Func, Level, Module, Op, Ref, TensorType, Type, Value
@@ -17,6 +17,16 @@ def callee_of(call: Op) -> str:
     ref = call["callee"]
     assert isinstance(ref, Ref)
     return ref.name
+
+
+def is_plain(op: Op) -> bool:
+    """Return whether an op calls a kernel and says nothing else about the call."""
+    return op.name == "tensor.call" and [name for name, _ in op.attrs] == ["callee"]
+
+
+def kernel_of(op: Op, kernels: Mapping[str, Func]) -> Func | None:
+    """The one of these kernels that a call runs; None for other ops, and for calls that say more."""
+    return kernels.get(callee_of(op)) if is_plain(op) else None
 
 
 def joinable_kernels(module: Module) -> dict[str, Func]:

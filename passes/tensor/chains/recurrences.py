@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir import Func, Op, Ref, Value
+from tilewright.ir import Func, Op, Value
 from tilewright.ir.tensor.ops import dims, fills
+from tilewright.passes.tensor.chains.merge import kernel_of
 
 #: products of a recurrence, at least
 FEWEST = 3
@@ -79,7 +80,7 @@ def parts_of(found: Recurrence, calls: Sequence[Op], main: Func, most: int) -> t
 class _Search:
     def __init__(self, ops: Sequence[Op], kernels: Mapping[str, Func]) -> None:
         self.ops = ops
-        self.kernels = {id(op): k for op in ops if (k := _kernel_of(op, kernels)) is not None}
+        self.kernels = {id(op): k for op in ops if (k := _step_kernel_of(op, kernels)) is not None}
         self.position = {id(op): i for i, op in enumerate(ops)}
         self.producer = {r: op for op in ops for r in op.results}
         self.readers: dict[Value, list[Op]] = {}
@@ -193,13 +194,9 @@ class _Search:
         return above
 
 
-def _kernel_of(op: Op, kernels: Mapping[str, Func]) -> Func | None:
+def _step_kernel_of(op: Op, kernels: Mapping[str, Func]) -> Func | None:
     """The kernel of a call that may be joined: one of maps and at most one product."""
-    if op.name != "tensor.call" or [name for name, _ in op.attrs] != ["callee"]:
-        return None
-    ref = op["callee"]
-    assert isinstance(ref, Ref)
-    kernel = kernels.get(ref.name)
+    kernel = kernel_of(op, kernels)
     if kernel is None or not {o.name for o in kernel.body.ops[:-1]} <= {"tensor.contract", "tensor.map"}:
         return None
     return kernel if sum(o.name == "tensor.contract" for o in kernel.body.ops) <= 1 else None
