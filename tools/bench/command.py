@@ -30,8 +30,8 @@ from tilewright.tools.bench.networks import network_paths
 from tilewright.tools.bench.peers import check_peers, cpu_torch, gpu_torch
 from tilewright.tools.bench.plot import require_plot, write_plot
 from tilewright.tools.bench.rows import Row, one_line
+from tilewright.tools.bench.side_by_side import SideBySide, Turn
 from tilewright.tools.bench.table import document_text, kernel_text, row_text
-from tilewright.tools.bench.waves import Turn, Waves
 from tilewright.tools.commands.network import passes_of
 
 #: whether libraries may compete, by variant of ours
@@ -99,7 +99,8 @@ def _network_rows(
             for precision in a.precision
             for path in paths
         ]
-        yield from Waves(_row_of_request, _lost_row, _Request.without, settings.left_s).rows(requests, a.jobs)
+        way = SideBySide(_row_of_request, _lost_row, _Request.without, settings.left_s)
+        yield from way.rows(requests, a.jobs)
         return
     for path in paths:
         module = NetworkCase(path, None, "fp32", *options).module()

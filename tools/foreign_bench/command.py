@@ -22,8 +22,8 @@ from tilewright.tools.bench.command import apart, run_bench, settings_of
 from tilewright.tools.bench.comparison import Entrants, Settings, compare, guarded
 from tilewright.tools.bench.peers import Peers
 from tilewright.tools.bench.rows import Row
+from tilewright.tools.bench.side_by_side import SideBySide, Turn
 from tilewright.tools.bench.torch_contenders import DTYPES, VARIANTS, TorchNetwork, torch_inputs
-from tilewright.tools.bench.waves import Turn, Waves
 from tilewright.tools.foreign_bench import carried
 from tilewright.tools.foreign_bench.suite import TimedNetwork, chosen
 from tilewright.tools.foreign_bench.weights import fill
@@ -53,7 +53,8 @@ def _rows(
             for batch in batches
             for network in networks
         ]
-        yield from Waves(_row_apart, _Request.lost, _Request.without, settings.left_s).rows(requests, a.jobs)
+        way = SideBySide(_row_apart, _Request.lost, _Request.without, settings.left_s)
+        yield from way.rows(requests, a.jobs)
         return
     imports = _Imports(a)
     for network in networks:

@@ -23,7 +23,7 @@ from tilewright.tools.bench.compiled import use_compiled
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.peers import gpu_torch
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
-from tilewright.tools.bench.waves import TIMING, TIMING_LIMIT_S, Turn, Waves
+from tilewright.tools.bench.side_by_side import TIMING, TIMING_LIMIT_S, SideBySide, Turn
 from tilewright.tools.training_bench.ours import OurStep, compile_options, compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
 from tilewright.tools.training_bench.table import training_table, training_text
@@ -142,8 +142,8 @@ def _rows(requests: Sequence[_Request], jobs: int) -> Iterator[Row]:
     if jobs > 1 or any(r.ways for r in requests):
         ends_at = requests[0].ends_at if requests else 0.0
         # PyTorch's steps are prepared in the turn, one after the other, so that each has the memory alone.
-        waves = Waves(_row, _Request.lost, _Request.without, lambda: ends_at - time.time(), timing_s=15.0)
-        yield from waves.rows(requests, jobs)
+        way = SideBySide(_row, _Request.lost, _Request.without, lambda: ends_at - time.time(), timing_s=15.0)
+        yield from way.rows(requests, jobs)
     else:
         for request in requests:
             yield _row(request, _Here())

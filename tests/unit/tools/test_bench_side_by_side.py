@@ -1,13 +1,18 @@
-"""Rows of the benchmark from several processes: prepared together, timed one by one, none lost silently."""
+"""Rows of the benchmark from several processes: prepared side by side, timed alone, none lost silently."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tilewright.tools.bench import waves
-from tilewright.tools.bench.waves import Waves
+from tilewright.tools.bench import side_by_side
+from tilewright.tools.bench.side_by_side import SideBySide
+
+#: when this process began
+BEGIN = time.monotonic()
 
 
 def make(asked, turn):
@@ -40,23 +45,80 @@ def lost(asked, reason):
     return {"name": asked[0], "status": reason}
 
 
-def test_timing_waits_for_everybody_and_for_its_turn(tmp_path):
+def test_every_request_gives_a_row(tmp_path):
     log = tmp_path / "log"
     fates = {"a": "works", "b": "fails", "c": "dies", "d": "works"}
-    rows = list(Waves(make, lost).rows([(name, str(log), fate) for name, fate in fates.items()], 4))
+    rows = list(SideBySide(make, lost).rows([(name, str(log), fate) for name, fate in fates.items()], 4))
     assert {r["name"]: r["status"] for r in rows} == {
         "a": "ok", "b": "failed", "c": "its process ended with code 7", "d": "ok",
     }  # fmt: skip
+
+
+#: a program that a process starts to prepare its row, as PyTorch's compiler does
+COMPILER = """import sys, time
+for _ in range(400):
+    print("c compiles", file=open(sys.argv[1], "a"))
+    time.sleep(0.01)
+"""
+
+
+def make_beside_compiler(asked, turn):
+    """The first is ready when the compiler of the second is at work, and is timed for a second."""
+    name, log, fate = asked
+    if fate == "compiles":
+        with subprocess.Popen([sys.executable, "-c", COMPILER, log]):
+            while not noted(log, "a ends"):
+                note(log, "b prepares")
+        return {"name": name, "status": "ok"}
+    while not noted(log, "c compiles"):
+        pass
+    with turn():
+        note(log, "a begins")
+        time.sleep(1.0)
+        note(log, "a ends")
+    return {"name": name, "status": "ok"}
+
+
+def noted(log, text):
+    """Whether a line is in the log; a hundredth of a second later, and for 30 seconds at most."""
+    time.sleep(0.01)
+    if time.monotonic() > BEGIN + 30:
+        raise TimeoutError(f"nobody noted '{text}'")
+    return text in Path(log).read_text(encoding="utf-8").splitlines()
+
+
+def test_nobody_works_while_another_is_timed(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    asked = [("a", str(log), "works"), ("b", str(log), "compiles")]
+    rows = list(SideBySide(make_beside_compiler, lost).rows(asked, 2))
+    assert {r["name"]: r["status"] for r in rows} == {"a": "ok", "b": "ok"}
     lines = log.read_text(encoding="utf-8").splitlines()
-    assert all(line.endswith("prepares") for line in lines[:4])
-    first, second = lines[4][0], lines[6][0]
-    assert lines[4:] == [f"{first} begins", f"{first} ends", f"{second} begins", f"{second} ends"]
-    assert {first, second} == {"a", "d"}
+    begin, end = lines.index("a begins"), lines.index("a ends")
+    assert {"b prepares", "c compiles"} <= set(lines[:begin])
+    assert end == begin + 1
+    assert "c compiles" in lines[end:]
+
+
+def make_when_the_last_ended(asked, turn):
+    """A slow one prepares until the last of all has ended."""
+    _name, log, fate = asked
+    while fate == "slow" and not noted(log, "c ends"):
+        pass
+    return make(asked, turn)
+
+
+def test_a_slow_row_holds_up_no_other(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    asked = [(name, str(log), "slow" if name == "a" else "works") for name in "abc"]
+    rows = list(SideBySide(make_when_the_last_ended, lost).rows(asked, 2))
+    assert [(r["name"], r["status"]) for r in rows] == [("b", "ok"), ("c", "ok"), ("a", "ok")]
 
 
 def test_a_row_is_there_before_the_next_is_timed(tmp_path):
     log = tmp_path / "log"
-    rows = Waves(make_at_leisure, lost).rows([(name, str(log), "works") for name in "ab"], 2)
+    rows = SideBySide(make_at_leisure, lost).rows([(name, str(log), "works") for name in "ab"], 2)
     first = next(rows)
     note(log, f"{first['name']} is there")
     (second,) = rows
@@ -81,13 +143,13 @@ def without(asked, peer):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    monkeypatch.setattr(waves, "GRACE_S", 0.3)
+    monkeypatch.setattr(side_by_side, "GRACE_S", 0.3)
 
 
 def test_a_peer_that_crashes_or_hangs_costs_only_itself(tmp_path, hasty):
     fates = {"a": "works", "b": "crashes in a peer", "c": "hangs"}
     asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
-    rows = list(Waves(make, lost, without).rows(asked, 3))
+    rows = sorted(SideBySide(make, lost, without).rows(asked, 3), key=lambda row: row["name"])
     assert [r["name"] for r in rows] == [
         "a",
         "b without torch-graph channels_last",
@@ -102,7 +164,7 @@ def test_a_peer_that_crashes_or_hangs_costs_only_itself(tmp_path, hasty):
         }
     ]
     assert rows[2]["peers"][0]["reason"] == "it hung while preparing torch-compile contiguous"
-    again = Waves(make, lost).rows(asked[2:], 1)
+    again = SideBySide(make, lost).rows(asked[2:], 1)
     assert [r["status"] for r in again] == ["it hung while preparing torch-compile contiguous"]
 
 
@@ -121,17 +183,20 @@ def left_after_the_first(log, seconds):
 def test_at_the_end_of_the_time_those_that_are_ready_are_timed(tmp_path, hasty):
     fates = {"a": "works", "b": "hangs forever"}
     asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
-    waves = Waves(make_slowly, lost, left_s=left_after_the_first(tmp_path / "log", 1.0), timing_s=0.0)
-    rows = [r["status"] for r in waves.rows([*asked, asked[0]], 2)]
-    assert sorted(rows[:2]) == ["ok", "the time limit was over"]
-    assert rows[2:] == ["the time limit was over before it"]
+    left = left_after_the_first(tmp_path / "log", 1.0)
+    way = SideBySide(make_slowly, lost, left_s=left, timing_s=0.0)
+    # Two of eight are waited for before anybody is timed.
+    rows = {r["name"]: r["status"] for r in way.rows(asked, 8)}
+    assert rows == {"a": "ok", "b": "the time limit was over"}
+    (late,) = way.rows([asked[0]], 1)
+    assert late["status"] == "the time limit was over before it"
 
 
 def test_nobody_prepares_longer_than_leaves_time_to_time_the_others(tmp_path, hasty):
     left = left_after_the_first(tmp_path / "log", 4.0)
     fates = {"a": "works", "b": "hangs forever"}
     asked = [(name, str(tmp_path / "log"), fate) for name, fate in fates.items()]
-    made = Waves(make_slowly, lost, left_s=left, timing_s=3.0).rows(asked, 2)
+    made = SideBySide(make_slowly, lost, left_s=left, timing_s=3.0).rows(asked, 8)
     assert {r["name"]: r["status"] for r in made} == {"a": "ok", "b": "the time limit was over"}
     assert left() > 0
 
