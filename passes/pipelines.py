@@ -54,6 +54,7 @@ GRAPH_TO_TENSOR = Pipeline.parse("graph-to-tensor, fold-constant-tensors, regula
 
 #: tensor ops to kernels with chosen parameters
 TENSOR = Pipeline.parse("""
+compute-what-is-read,
 update-rows,
 look-up-sums,
 sort-scatters,

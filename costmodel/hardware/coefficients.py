@@ -206,6 +206,8 @@ class ChainCoefficients:
     barriers_per_stage: int
     #: cycles of a wait for a read of global memory by the thread that needs it
     read_clk: float
+    #: cycles per line of the cache that loads look up for lanes which read far apart
+    line_clk: float
     #: instructions of one step of a cooperative copy: address, bounds, load, store
     copy_instructions: float
     #: instructions of one point of a map or of one result: address, bounds, store

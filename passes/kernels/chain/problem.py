@@ -9,7 +9,7 @@ from math import prod
 from tilewright.costmodel.hardware.coefficients import ChainCoefficients
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Func, Op, TensorType, Value
-from tilewright.ir.hardware_facts import SECTOR_BYTES, VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import placed_reads, recompute_cost
@@ -29,7 +29,7 @@ from tilewright.passes.kernels.chain.regions import read_box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.chain.tiles import contract_tiles
 from tilewright.passes.kernels.chain.work import ChainStageWork, ChainWork
-from tilewright.passes.kernels.kernel_problem import traffic
+from tilewright.passes.kernels.kernel_problem import stride_of, traffic
 
 #: registers beside accumulators and operands
 _BASE_REGISTERS = 40
@@ -147,6 +147,20 @@ def _epilogue_reads(chain: Chain, stage: Stage) -> bool:
     return any(v not in own and v not in chain.kept for v in later)
 
 
+def _lines(chain: Chain, op: Op, stage: Stage, dim: str) -> float:
+    """Lines of the cache that warps look up for what one block reads of global memory, each of an access
+    whose lanes follow one another along a dimension.
+    """
+    total = 0.0
+    for v, at in placed_reads(op):
+        if v in chain.kept:
+            continue
+        apart = stride_of(chain.kernel, op, v, at, dim) or itemsize(v.tensor.dtype)
+        points = prod(s.extent for s in stage.domain) * reduced_length(op)
+        total += _sources(chain, v) * points / max(1, LINE_BYTES // apart)
+    return total
+
+
 def _global_reads(chain: Chain, op: Op, stage: Stage) -> tuple[int, float]:
     """Elements of global memory that one point of an op reads, and the bytes that one block moves for them:
     whole sectors, of which it may need a part.
@@ -190,7 +204,11 @@ def _reduce_work(chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCo
     instructions = steps * (inner + items * (fit.point_instructions + _epilogue(stage)))
     active = -(-min(plan.threads, -(-points // items) * lanes) // WARP)
     trips = steps * (1.0 if count else 0.0)
-    return ChainStageWork(instructions, active, float(points * reduced_length(op)), read, trips, 1)
+    along = list(dims(op, "red") if lanes > 1 else dims(op, "par"))
+    lines = _lines(chain, op, stage, along[-1]) if count and along else 0.0
+    return ChainStageWork(
+        instructions, active, float(points * reduced_length(op)), read, trips, 1, lines=lines
+    )
 
 
 def _map_work(chain: Chain, stage: Stage, plan: ChainParameters, fit: ChainCoefficients) -> ChainStageWork:

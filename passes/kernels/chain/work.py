@@ -20,7 +20,8 @@ class ChainStageWork:
     instructions: issued by its busiest thread; warps: that have work; multiply_adds: by all threads together;
     fetched_bytes: from global memory; round_trips: waits for global memory, one after the other;
     chunks: staged pieces of operands, each with barriers of its own; taps: reduction indices one thread walks
-    through, one after the other; staged: global memory is read by cooperative copies.
+    through, one after the other; staged: global memory is read by cooperative copies; lines: of the cache
+    that the loads of all warps look up, one after the other where lanes read far apart.
     """
 
     instructions: float
@@ -31,6 +32,7 @@ class ChainStageWork:
     chunks: int
     taps: float = 0.0
     staged: bool = False
+    lines: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def _round_clk(resident: int, work: ChainWork, hardware: GpuHardware) -> float:
 def _stage_clk(resident: int, s: ChainStageWork, hardware: GpuHardware) -> float:
     fit = hardware.contract
     issue = s.warps * s.instructions / (hardware.schedulers_per_sm * fit.issue_efficiency)
-    crowd = resident * max(issue, s.fetched_bytes / fit.l2_bytes_per_sm_per_clk)
+    looked_up = s.lines * hardware.chain.line_clk
+    crowd = resident * max(issue, s.fetched_bytes / fit.l2_bytes_per_sm_per_clk, looked_up)
     alone = s.instructions * fit.clk_per_instruction + s.taps * fit.clk_per_tap
     alone += s.round_trips * (fit.fetch_clk if s.staged else hardware.chain.read_clk)
     longer, shorter = max(crowd, alone), min(crowd, alone)

@@ -204,6 +204,7 @@ NO_COEFFICIENTS = {
     ),
     *(
         "LOAD_COST",
+        "MOST_READ",
         "ROLES_GAIN",
         "SETS_GAIN",
         "SHARED_GAIN",
