@@ -22,7 +22,7 @@ from tilewright.passes.kernels.matrix.space import (
     MatrixSpace,
     ahead_of,
     blocks_of,
-    chunks_of,
+    chunks_in_order,
     legal,
     registers_of,
     shared_bytes,
@@ -41,7 +41,7 @@ def matrix_bound(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, assumptions: Assumptions = SPECIFIED
 ) -> BoundArrays:
     """The sound bound of every point of `space`, in fractions of the tensor cores' dense peak."""
-    blocks, chunks = blocks_of(problem, space), chunks_of(problem, space)
+    blocks, chunks = blocks_of(problem, space), chunks_in_order(problem, space)
     executed = 2.0 * blocks * (space.m * space.n) * (chunks * space.k)
     peak = tensor_flops_per_s(problem, hardware)
     columns = {

@@ -110,10 +110,13 @@ def likely_matrix(
     """At most `top` points, the chosen one and then by estimate, each with another tile or other warps."""
     space, bounds, estimates = _evaluate(problem, hardware)
     chosen: list[ParameterChoice[MatrixParameters]] = []
-    seen: set[tuple[int, int, Warps, str, int, int, int, int, int]] = set()
+    seen: set[tuple[int, int, Warps, str, int, int, int, int, int, bool]] = set()
     for i in (best_point(problem, space, bounds, estimates), *np.lexsort((bounds.seconds, estimates))):
         p = space.at(int(i))
-        kind = (p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster, p.parts, p.resident)
+        kind = (
+            *(p.block.m, p.block.n, p.warps, p.engine, p.copiers, p.teams, p.cluster, p.parts, p.resident),
+            p.left_over,
+        )
         if kind not in seen:
             seen.add(kind)
             chosen.append(ParameterChoice(p, bounds.at(int(i)), float(estimates[i]), len(space)))
@@ -194,6 +197,7 @@ def matrix_points(
         s.cluster,
         s.parts,
         s.resident,
+        s.left_over,
     )
     likeliest = best_point(problem, s, cold, estimates) if len(s) else -1
     return EnginePoints("tensor cores", problem, s, cold, warm.seconds, estimates, kinds, likeliest)

@@ -24,10 +24,13 @@ from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     MatrixSpace,
     ahead_of,
+    all_chunks,
     blocks_of,
     chunks_of,
+    clusters_at_once,
     columns_together,
     fetched_columns,
+    full_turns,
     holds_first,
     lines_of_columns,
     registers_of,
@@ -51,7 +54,7 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     fits = resident_blocks(hardware, space.warps, shared_bytes(problem, space), registers_of(problem, space))
     per_sm = np.where(
         space.parts > 1,
-        ceil_div(tiles_of(problem, space), clusters_at_once(space, hardware)),
+        ceil_div(tiles_of(problem, space), clusters_at_once(space.parts, hardware)),
         ceil_div(blocks, hardware.sm_count),
     )
     resident = np.minimum(fits, per_sm).clip(1)
@@ -106,20 +109,6 @@ def _round_clk(
     return np.asarray(start + chunks * chunk + epilogue_clk(problem, space, hardware, resident) + shared)
 
 
-def clusters_at_once(space: MatrixSpace, hardware: GpuHardware) -> IntArray:
-    """Clusters of `parts` blocks that run side by side with a block on each multiprocessor.
-
-    A cluster lies within one group of multiprocessors, of which some are left over. They come in pairs, of
-    which some groups have one more.
-    """
-    fit = hardware.matrix
-    group = fit.cluster_group_sms
-    found = fit.cluster_groups * (group // space.parts)
-    found = found + fit.cluster_wide_groups * ((group + 2) // space.parts - group // space.parts)
-    pairs = hardware.sm_count // np.maximum(space.parts, 1)
-    return np.asarray(np.where(space.parts <= 2, pairs, found), dtype=np.int64).clip(1)
-
-
 def _sharing_clk(space: MatrixSpace, hardware: GpuHardware, resident: IntArray) -> FloatArray:
     """Cycles in which blocks that share a tile meet twice and read each other's sums."""
     fit = hardware.matrix
@@ -170,21 +159,26 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     """Cycles of a block by roles, from its start to the end of its last tile.
 
     One team's results follow its loop; those of two are written while the other one multiplies, which they
-    slow down by a share of their own cycles. So it is of several blocks of a multiprocessor.
+    slow down by a share of their own cycles. So it is of several blocks of a multiprocessor. Where tiles are
+    left over, a turn of a part follows the full ones.
     """
     fit = hardware.matrix
     shared_cycle, cycle = role_chunk_clk(problem, space, hardware)
     loop = chunks_of(problem, space) * cycle
-    results = fit.role_turn_clk + epilogue_clk(problem, space, hardware, np.ones(len(space), dtype=np.int64))
+    one = np.ones(len(space), dtype=np.int64)
+    results = fit.role_turn_clk + epilogue_clk(problem, space, hardware, one)
     tiles = tiles_of(problem, space)
     turns = ceil_div(tiles, np.minimum(space.blocks, tiles).clip(1))
-    shared = fit.block_clk + loop + results - fit.role_turn_clk  # no tile follows
-    shared = shared + _sharing_clk(space, hardware, np.ones(len(space), dtype=np.int64))
+    sharing = _sharing_clk(space, hardware, one)
+    shared = fit.block_clk + loop + results - fit.role_turn_clk + sharing  # no tile follows
     alone = np.where(
         space.parts > 1,
-        ceil_div(tiles, clusters_at_once(space, hardware)) * shared,
+        ceil_div(tiles, clusters_at_once(space.parts, hardware)) * shared,
         turns * (loop + results),
     )
+    whole = fit.role_turn_clk + _whole_epilogue_clk(problem, space, hardware, one)
+    before = full_turns(problem, space) * (all_chunks(problem, space) * cycle + whole)
+    alone = np.where(space.left_over > 0, before + loop + results + sharing, alone)
     beside = loop + fit.role_beside_share * results
     by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
     # Blocks of one multiprocessor take turns as teams do, and share the path of copies and the ports. Where
@@ -241,7 +235,19 @@ def _split_clk(
 def epilogue_clk(
     problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
 ) -> FloatArray:
-    """Cycles from the last multiplication to the last store of `resident` blocks."""
+    """Cycles from the last multiplication to the last store of `resident` blocks.
+
+    A block that shares a tile lays all sums down, and finishes a part of the results.
+    """
+    share = hardware.matrix.laid_down_share
+    whole = _whole_epilogue_clk(problem, space, hardware, resident)
+    return np.asarray(whole * (share + (1.0 - share) / space.parts))
+
+
+def _whole_epilogue_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
+) -> FloatArray:
+    """The same of blocks that each finish a whole tile."""
     fit = hardware.matrix
     vectors = space.m * space.n / (4.0 * WARP)
     each = (
@@ -260,8 +266,7 @@ def epilogue_clk(
         clk = clk + 2.0 * hardware.rows.barrier_clk
         # What sums alone read is asked for when results are laid down, and waited for once more.
         clk = clk + problem.summed.further * (vectors / warps / fit.tail_vectors * fit.tail_read_clk)
-    # A block that shares a tile lays all sums down, and finishes a part of the results.
-    return np.asarray(clk * (fit.laid_down_share + (1.0 - fit.laid_down_share) / space.parts))
+    return np.asarray(clk)
 
 
 def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:

@@ -76,7 +76,9 @@ class MatrixParameters(AttrRecord):
     multiplies as many of its chunks, and finishes a part of its results. resident: blocks by roles of a
     multiprocessor, among which its registers are divided. exchanged: the contraction's second operand is the
     first factor, and its columns are the rows. turners: warps of a role that changes factors on their
-    way: it turns the second one, of 32 bits in columns of the channel, to rows, or splits both.
+    way: it turns the second one, of 32 bits in columns of the channel, to rows, or splits both. left_over:
+    whether the blocks of a cluster, which stay, take whole tiles in every full turn, and share in parts only
+    a tile of those that are left over after it.
     """
 
     block: MatrixTile
@@ -96,6 +98,7 @@ class MatrixParameters(AttrRecord):
     resident: int = 1
     exchanged: bool = False
     turners: int = field(default=0, metadata={"least": 0})
+    left_over: bool = False
 
     @property
     def team_warps(self) -> int:
@@ -181,9 +184,29 @@ class MatrixParameters(AttrRecord):
             raise InputError(
                 f"expected at most {MOST_PARTS} parts with a chunk each, got {self.parts} parts of {chunks}"
             )
-        if self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores != THREADS):
+        if self.left_over:
+            self._check_left_over(view)
+        elif self.parts > 1 and (self.cluster > 1 or self.teams > 1 or self.blocks or self.stores != THREADS):
             raise InputError(
                 "expected a block per tile and part, one team and threads that store where blocks share sums"
+            )
+
+    def _check_left_over(self, view: MatrixView) -> None:
+        if self.parts == 1 or max(self.cluster, self.teams, self.resident) > 1 or self.stores == ONLY_SUMS:
+            raise InputError(
+                "expected several parts, one team, one block of a multiprocessor and results that are stored "
+                "where blocks share tiles that are left over"
+            )
+        rows, columns = view.size(view.rows), view.size(view.columns)
+        tiles = view.size(view.batch) * -(-rows // self.block.m) * -(-columns // self.block.n)
+        if (
+            not self.blocks
+            or self.blocks % self.parts
+            or not shares_left_over(tiles, self.blocks, self.parts)
+        ):
+            raise InputError(
+                f"expected blocks in clusters of {self.parts} that have a full turn, and then at most a tile "
+                f"per cluster left over, got {tiles} tiles for {self.blocks} blocks"
             )
 
     def _check_members(self, view: MatrixView) -> None:
@@ -276,6 +299,12 @@ def chunks_of_part(chunks: int, parts: int) -> tuple[int, int]:
     """Chunks of every part of a sum but the last one, and of that."""
     each = -(-chunks // parts)
     return each, chunks - (parts - 1) * each
+
+
+def shares_left_over(tiles: int, blocks: int, parts: int) -> bool:
+    """Return whether full turns leave tiles over, and at most one for each cluster of `parts` blocks."""
+    turns, left = divmod(tiles, blocks)
+    return turns > 0 and 0 < left <= blocks // parts
 
 
 def piece_columns(warp_n: int, *, stored: bool) -> int:

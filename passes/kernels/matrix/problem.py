@@ -32,6 +32,7 @@ from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.parameters import ENGINE, ONLY_SUMS, MatrixParameters
 from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
+from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS
 from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, ColumnSums, column_sums, point_ops
 from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, columns_of_piece, result_maps
 
@@ -43,8 +44,8 @@ INSTRUCTIONS = {
 }  # fmt: skip
 #: stages of a ring at least beside results that the copy engine writes, and bytes for barriers and alignment
 LEAST_WRITTEN_STAGES, BESIDE_RING_BYTES = 3, 4096
-#: bytes of results that the copy engine writes
-RESULT_BYTES = 2
+#: bytes of results that the copy engine writes, and of a sum
+RESULT_BYTES, SUM_BYTES = 2, 4
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -251,7 +252,7 @@ def parameters_for(
     """
     raster = raster_of(-(-view.size(view.rows) // p.block.m))
     p = replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)
-    if not p.copiers or p.parts > 1 or view.stored or view.splits:
+    if not p.copiers or (p.parts > 1 and not p.left_over) or view.stored or view.splits:
         return p
     sums, tiling = column_sums(kernel, view), tiling_of(view, p)
     stores: Literal["engine", "sums"]
@@ -262,7 +263,15 @@ def parameters_for(
     if laid is None:
         return p
     stages = _stages_beside(view, p, hardware, *laid, sums)
-    return p if stages < least else replace(p, stores=stores, stages=stages)
+    if stages < least or (p.left_over and not _holds_sums(view, p, stages)):
+        return p
+    return replace(p, stores=stores, stages=stages)
+
+
+def _holds_sums(view: MatrixView, p: MatrixParameters, stages: int) -> bool:
+    """Return whether a tile of sums fits a ring of so many stages, all of which is free at its end."""
+    pads = max(SUM_PADS[False] * p.block.m, SUM_PADS[True] * p.block.n)
+    return not p.turners and SUM_BYTES * (p.block.m * p.block.n + pads) <= stages * _stage_bytes(view, p)
 
 
 def _columns_written(kernel: Func, sums: ColumnSums | None, tiling: Tiling) -> tuple[int, int] | None:
@@ -304,7 +313,11 @@ def _stages_beside(
     beside = element_bytes * p.teams * p.team_warps * PIECES * MMA_M * columns
     if sums is not None:
         beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _group_bytes(sums)
-    panel = ROW_BYTES[-1] // itemsize(view.dtype)
-    stage = p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
     room = hardware.smem_per_block_max_bytes // p.resident - beside - BESIDE_RING_BYTES
-    return min(p.stages, room // stage)
+    return min(p.stages, room // _stage_bytes(view, p))
+
+
+def _stage_bytes(view: MatrixView, p: MatrixParameters) -> int:
+    """Bytes of a stage of the ring; the second factor has whole panels."""
+    panel = ROW_BYTES[-1] // itemsize(view.dtype)
+    return p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)

@@ -13,7 +13,9 @@ Where float32 factors are multiplied in pieces that are not stored, the third ro
 items of one channel and publishes their pieces as items of another.
 
 Where tiles are few, the blocks of a cluster share one (`parts`): each multiplies some of its chunks, the last
-one perhaps fewer, lays its sums down where the ring was, and finishes a part of the results.
+one perhaps fewer, lays its sums down where the ring was, and finishes a part of the results. Where tiles are
+many, and the last turn of a grid that stays would leave most blocks without one (`left_over`), each block
+takes whole tiles as long as all have one; then the blocks of a cluster share one of those that are left.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ class _Splitting:
 class _Tile:
     """A tile of results: its first row and column, its place in the batch, the item of its first chunk.
 
-    number: among all tiles. own: how many tiles the role has had before.
+    number: among all tiles. own: how many tiles the role has had before. shared: whether the block multiplies
+    its part of the chunks only.
     """
 
     m: Expr
@@ -139,6 +142,7 @@ class _Tile:
     item: Expr
     number: Expr
     own: Expr
+    shared: bool
 
 
 def lower_by_roles(kernel: Func, view: MatrixView, plan: MatrixParameters) -> Func:
@@ -157,8 +161,14 @@ class _RoleMatrix:
         self.m, self.n = view.size(view.rows), view.size(view.columns)
         self.blocks_m, self.blocks_n = -(-self.m // plan.block.m), -(-self.n // plan.block.n)
         self.tiles = self.blocks_m * self.blocks_n * view.size(view.batch)
-        self.blocks = min(plan.blocks or self.tiles, self.tiles) * plan.parts
-        self.turns = -(-self.tiles * plan.parts // self.blocks)
+        #: tiles that clusters share after turns in which every block has a tile
+        self.left = 0
+        if plan.left_over:
+            self.blocks = plan.blocks
+            self.turns, self.left = divmod(self.tiles, self.blocks)
+        else:
+            self.blocks = min(plan.blocks or self.tiles, self.tiles) * plan.parts
+            self.turns = -(-self.tiles * plan.parts // self.blocks)
         if plan.teams > self.turns:
             raise InputError(
                 f"expected a tile per block for each of {plan.teams} teams, got {self.turns}",
@@ -174,7 +184,6 @@ class _RoleMatrix:
         columns = self._piece_columns() // len(self.totals)
         piece = (MMA_M, columns) if self.transposed else (columns, MMA_M)
         self.lanes = result_lanes(kernel, view, *piece)
-        self.lanes = gcd(self.lanes, LANES) if plan.parts > 1 else self.lanes
         #: sums of columns that the kernel takes besides, of each team's tiles, and what is summed of a piece
         self.column_sums = column_sums(kernel, view)
         self.tile_sums: list[TileSums] = []
@@ -200,7 +209,7 @@ class _RoleMatrix:
                     where=f"@{self.name}",
                 )
             self.results = self._engine_results()
-            stages = [self._stage() for _ in range(plan.teams)] if plan.parts == 1 else []
+            stages = [self._stage() for _ in range(plan.teams)] if self._has_whole_tiles else []
             self._prepare_sums()
             self.turning = self._turning(factors[-1]) if turns_second(self.view) else None
             tiles = [f.tiles for f in factors if self.turning is None or f.operand == 0]
@@ -215,9 +224,6 @@ class _RoleMatrix:
                 multiplied = (splitting.pieces(), splitting.split)
             orders = [self._order(team) for team in range(plan.teams)]
             copiers, others = role_registers(plan, by_engine=all(f.by_engine for f in factors))
-            if plan.parts > 1:
-                for factor in factors:
-                    factor.begin_at(w.simple(own_part(plan.parts) * self.chunks), None)
             self._prefetch(factors[-1])
             with w.role("copy", plan.copiers, copiers):
                 self._copy(factors, ring)
@@ -229,13 +235,14 @@ class _RoleMatrix:
             if splitting is not None:
                 with w.role("split", plan.turners, TURNER_REGISTERS if others else 0):
                     self._split(splitting)
-            if plan.parts > 1:
-                with w.role("multiply", plan.team_warps, others):
-                    self._multiply_part(*multiplied)
-            for team, stage in enumerate(stages):
+            for team in range(plan.teams):
                 name = f"multiply{team}" if plan.teams > 1 else "multiply"
                 with w.role(name, plan.team_warps, others):
-                    self._multiply(*multiplied, orders, stage, team)
+                    sums = self._sums()
+                    if self._has_whole_tiles:
+                        self._multiply(*multiplied, sums, orders, stages[team], team)
+                    if plan.parts > 1:
+                        self._multiply_part(*multiplied, sums)
         func = w.finish()
         return func.with_attrs(resident=plan.resident) if plan.resident > 1 else func
 
@@ -307,29 +314,62 @@ class _RoleMatrix:
     def _piece_columns(self) -> int:
         return piece_columns(self.plan.warp_n, stored=self.view.stored)
 
+    @property
+    def _has_whole_tiles(self) -> bool:
+        """Whether blocks have tiles of their own, rather than parts of them alone."""
+        return self.plan.parts == 1 or self.plan.left_over
+
     @contextmanager
     def _tiles(self, team: int | None) -> Iterator[_Tile]:
-        """The tiles of this block one after the other: all of them, or those of one team."""
+        """The tiles of this block one after the other, without one left over: all, or those of one team."""
         w, teams = self.w, self.plan.teams
         turns = self.turns if team is None else -(-(self.turns - team) // teams)
         with w.loop("turn", turns) as own:
             turn = own if team is None else w.simple(own * teams + team)
-            number = w.simple(turn * self.blocks + Sym("bid.x") // self.plan.parts)
+            number = w.simple(turn * self.blocks + self._first_number())
             with w.when(w.below(number, self.tiles)):
                 yield self._tile(number, turn, own)
 
-    def _lengths(self) -> Iterator[tuple[Mask, int]]:
-        """How many chunks a block multiplies, and when: the last part may be shorter."""
+    def _first_number(self) -> Expr:
+        """The first tile of the block, or of the cluster where its blocks share all they have."""
+        return Sym("bid.x") if self._has_whole_tiles else Sym("bid.x") // self.plan.parts
+
+    def _tiles_in_order(self) -> Iterator[_Tile]:
+        """All tiles of this block, whose chunks are the items of the channel: one left over comes last."""
+        with self._tiles(None) as tile:
+            yield tile
+        if self.left:
+            mask, tile = self._shared_tile()
+            with self.w.when(mask):
+                yield tile
+
+    def _shared_tile(self) -> tuple[Mask, _Tile]:
+        """The tile that the blocks of the cluster share, and whether they have one, in which all agree."""
+        w, cluster = self.w, self.w.simple(Sym("bid.x") // self.plan.parts)
+        if not self.left:
+            return (), self._tile(cluster, 0, 0)
+        number = w.simple(self.turns * self.blocks + cluster)
+        return w.below(cluster, self.left), self._tile(number, self.turns, self.turns, shared=True)
+
+    def _lengths(self, tile: _Tile) -> Iterator[tuple[Mask, int]]:
+        """How many chunks of a tile a block multiplies, and when: the last part may be shorter."""
         parts = self.plan.parts
-        if self.last_chunks == self.chunks:
-            yield (), self.chunks
+        if not tile.shared or self.last_chunks == self.chunks:
+            yield (), self.chunks if tile.shared else self.all_chunks
             return
         part = self.w.simple(own_part(parts))
         yield ((part, 0, parts - 1),), self.chunks
         yield ((part, parts - 1, parts),), self.last_chunks
 
-    def _tile(self, number: Expr, turn: Expr, own: Expr) -> _Tile:
+    def _first_chunk(self, tile: _Tile) -> Expr:
+        """The first chunk of a tile that a block multiplies."""
+        return self.w.simple(own_part(self.plan.parts) * self.chunks) if tile.shared else 0
+
+    def _tile(self, number: Expr, turn: Expr, own: Expr, *, shared: bool | None = None) -> _Tile:
+        """A tile by its number. shared: by default, whether the blocks of a cluster share all tiles."""
         w, view = self.w, self.view
+        if shared is None:
+            shared = not self._has_whole_tiles
         each = self.blocks_m * self.blocks_n
         group = gcd(self.plan.raster, self.blocks_m)
         block_m, block_n = raster_place(w.simple(number % each), group, self.blocks_n)
@@ -338,25 +378,28 @@ class _RoleMatrix:
             w.simple(block_m * self.plan.block.m),
             w.simple(block_n * self.plan.block.n),
             dict(zip(view.batch, batch, strict=True)),
-            w.simple(turn * self.chunks),
+            w.simple(turn * self.all_chunks),
             number,
             own,
+            shared,
         )
 
     def _prefetch(self, second: Staged) -> None:
         """Bring what the block's first tile reads of the second factor to the L2, by all threads."""
-        tile = self._tile(self.w.simple(Sym("bid.x") // self.plan.parts), 0, 0)
+        tile = self._tile(self.w.simple(self._first_number()), 0, 0)
         second.move_to(tile.n, tile.batch)
+        second.begin_at(self._first_chunk(tile), None)
         second.share_lines(*shared_lines(self.w.simple(tile.m // self.plan.block.m), self.blocks_m))
-        second.prefetch_early(0, self.chunks)
+        second.prefetch_early(0, self.chunks if tile.shared else self.all_chunks)
 
     # -- roles -----------------------------------------------------------------------------------------------
     def _copy(self, factors: list[Staged], ring: Value) -> None:
         w = self.w
-        with self._tiles(None) as tile:
+        for tile in self._tiles_in_order():
             for factor in factors:
                 factor.move_to((tile.m, tile.n)[factor.operand], tile.batch)
-            for mask, chunks in self._lengths():
+                factor.begin_at(self._first_chunk(tile), None)
+            for mask, chunks in self._lengths(tile):
                 with w.when(mask), w.loop("chunk", chunks) as chunk:
                     item = w.simple(tile.item + chunk)
                     if self.turning is not None:
@@ -376,8 +419,8 @@ class _RoleMatrix:
     def _turn(self, turning: _Turning) -> None:
         """Write the columns of every chunk as rows, while those before are multiplied."""
         w, slots = self.w, turning.rows.columns.tiles.tensor.shape[0]
-        with self._tiles(None) as tile:
-            for mask, chunks in self._lengths():
+        for tile in self._tiles_in_order():
+            for mask, chunks in self._lengths(tile):
                 with w.when(mask), w.loop("chunk", chunks) as chunk:
                     item = w.simple(tile.item + chunk)
                     w.b.do("thread.receive", turning.columns, item=item)
@@ -398,55 +441,72 @@ class _RoleMatrix:
             w.b.do("thread.publish", splitting.split, item=item)
             w.b.do("thread.release", splitting.whole, item=item)
 
-    def _multiply(
-        self, pieces: Pieces, ring: Value, orders: list[Value | None], stage: Stage, team: int
-    ) -> None:
-        w, plan = self.w, self.plan
+    def _sums(self) -> tuple[Value, list[Value]]:
+        """The sums of a tile in fragments, and those of a chunk that are promoted to them, if any."""
+        plan = self.plan
         shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
-        acc = w.alloc(shape, self.sums, "frag", "sums")
-        parts = self._parts_of_sums(shape)
+        return self.w.alloc(shape, self.sums, "frag", "sums"), self._parts_of_sums(shape)
+
+    def _multiply(
+        self,
+        pieces: Pieces,
+        ring: Value,
+        sums: tuple[Value, list[Value]],
+        orders: list[Value | None],
+        stage: Stage,
+        team: int,
+    ) -> None:
+        w, (acc, parts) = self.w, sums
         with self._tiles(team) as tile:
             w.b.do("thread.fill_fragment", acc, value=0.0 if self.in_pieces else self._start())
             self._await_turn(orders, team, tile)
             if parts:
-                self._sum_of_pieces(pieces, ring, parts, acc, tile, self.chunks)
+                self._sum_of_pieces(pieces, ring, parts, acc, tile, self.all_chunks)
             else:
-                self._sum(pieces[0], ring, acc, tile, self.chunks)
+                self._sum(pieces[0], ring, acc, tile, self.all_chunks)
             self._hand_on_turn(orders[team], tile)
             if not parts:
                 w.b.do("thread.warpgroup_wait", acc)
-                w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.chunks - 1))
+                w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + self.all_chunks - 1))
             self._epilogue(acc, stage, tile, team)
 
-    def _multiply_part(self, pieces: Pieces, ring: Value) -> None:
-        """This block's part of a sum, and its part of the results of the tile that the cluster shares."""
-        w, plan = self.w, self.plan
-        shape = (plan.warp_m // MMA_M, plan.warp_n // MMA_N, MMA_M, MMA_N)
-        acc = w.alloc(shape, self.sums, "frag", "sums")
-        parts = self._parts_of_sums(shape)
-        w.b.do("thread.fill_fragment", acc, value=type(self._start())(0))
-        tile = self._tile(w.simple(Sym("bid.x") // plan.parts), 0, 0)
-        for mask, chunks in self._lengths():
-            with w.when(mask):
-                if parts:
-                    self._sum_of_pieces(pieces, ring, parts, acc, tile, chunks)
-                else:
-                    self._sum(pieces[0], ring, acc, tile, chunks)
-                    w.b.do("thread.warpgroup_wait", acc)
-                    w.b.do("thread.release", self._kept(ring), item=chunks - 1)
+    def _multiply_part(self, pieces: Pieces, ring: Value, sums: tuple[Value, list[Value]]) -> None:
+        """This block's part of a sum, and its part of the results of the tile that the cluster shares.
+
+        All threads of a cluster meet, also of one that no tile is left for.
+        """
+        w, (acc, parts) = self.w, sums
+        has_tile, tile = self._shared_tile()
+        with w.when(has_tile):
+            w.b.do("thread.fill_fragment", acc, value=type(self._start())(0))
+            for mask, chunks in self._lengths(tile):
+                with w.when(mask):
+                    if parts:
+                        self._sum_of_pieces(pieces, ring, parts, acc, tile, chunks)
+                    else:
+                        self._sum(pieces[0], ring, acc, tile, chunks)
+                        w.b.do("thread.warpgroup_wait", acc)
+                        w.b.do("thread.release", self._kept(ring), item=w.simple(tile.item + chunks - 1))
         w.b.do("thread.barrier")
-        whole = self._lay_down(acc, ring)
+        whole = self._sum_tile(ring)
+        with w.when(has_tile):
+            self._lay_down(acc, whole)
         meet(w)
-        self._shared_results(whole, tile)
+        with w.when(has_tile):
+            self._shared_results(whole, tile)
         meet(w)
 
-    def _lay_down(self, acc: Value, ring: Value) -> Value:
-        """The block's sums as a tile on the bytes of the ring: neighbours in memory are last."""
-        w, plan = self.w, self.plan
-        pad = SUM_PADS[self.transposed]
+    def _sum_tile(self, ring: Value) -> Value:
+        """A tile of sums on the bytes of the ring: neighbours in memory are last."""
+        plan, pad = self.plan, SUM_PADS[self.transposed]
         shape = (plan.block.n, plan.block.m + pad) if self.transposed else (plan.block.m, plan.block.n + pad)
         whole_type = TensorType(self.sums, shape, "shared")
-        (whole,) = w.b.emit(REUSE, (ring,), {}, types=[whole_type], hint="sum_tile")
+        (whole,) = self.w.b.emit(REUSE, (ring,), {}, types=[whole_type], hint="sum_tile")
+        return whole
+
+    def _lay_down(self, acc: Value, whole: Value) -> None:
+        """Write the block's sums to the tile."""
+        w, plan = self.w, self.plan
         _, own = warpgroup_rows(w, plan)
         first_column = w.simple(Sym("tid") // WARP // plan.warps.m * plan.warp_n)
         with w.loops("i", acc.tensor.shape[:2], unroll=1) as (i, j):
@@ -456,11 +516,10 @@ class _RoleMatrix:
                 "thread.store_fragment", acc, whole,
                 at=tuple(map(w.simple, at)), transposed=self.transposed, item=(i, j),
             )  # fmt: skip
-        return whole
 
     def _shared_results(self, whole: Value, tile: _Tile) -> None:
         """Write this block's part of the results, each from the sum of what the blocks have."""
-        w, plan, lanes = self.w, self.plan, self.lanes
+        w, plan, lanes = self.w, self.plan, gcd(self.lanes, LANES)
         major, minor = (plan.block.n, plan.block.m) if self.transposed else (plan.block.m, plan.block.n)
         vectors = minor // lanes
         with own_vectors(w, plan.parts, major * vectors, WARP * plan.team_warps) as (number, inside):
@@ -470,16 +529,16 @@ class _RoleMatrix:
             with w.when((*inside, *self._inside(w.simple(tile.m + m), w.simple(tile.n + n)))):
                 sums = summed(w, whole, (outer, inner), lanes)
                 if self.in_pieces:
-                    self._recompute_shared(sums, tile, outer, inner)
+                    self._recompute_shared(sums, tile, outer, inner, lanes)
                 with w.loop("v", lanes, unroll=1) as v:
                     at = w.simple(inner + v)
                     row, column = (at, outer) if self.transposed else (outer, at)
                     self._result([w.load(sums, (v,))], tile, row, column)
 
-    def _recompute_shared(self, sums: Value, tile: _Tile, outer: Expr, inner: Expr) -> None:
+    def _recompute_shared(self, sums: Value, tile: _Tile, outer: Expr, inner: Expr, lanes: int) -> None:
         """Compute sums that are not finite once more, as kernels on the lanes do."""
         w = self.w
-        with w.loop("s", self.lanes, unroll=1) as lane:  # sums stay in registers
+        with w.loop("s", lanes, unroll=1) as lane:  # sums stay in registers
             finite = w.b.value("scalar.isfinite", w.load(sums, (lane,)))
             with w.when((), w.b.value("scalar.not", finite)):
                 at = w.simple(inner + lane)
@@ -787,7 +846,7 @@ class _RoleMatrix:
         m, n: its row and column among those of the tile.
         """
         w, view, members = self.w, self.view, len(self.totals)
-        if (self.in_pieces or self.plan.parts > 1) and self._start() != 0.0:
+        if (self.in_pieces or tile.shared) and self._start() != 0.0:
             start = w.b.const(self._start(), self.sums)
             totals = [w.b.value("scalar.add", total, start) for total in totals]
         index: dict[str, Expr] = dict(tile.batch)

@@ -91,6 +91,9 @@ LEAST_RESIDENT_SUMS, COPIER_REGISTERS = 32, 40
 #: the most of three, for which the block has fewer registers
 MOST_SUMS_OF_THREE = 96
 LEAST_ROLE_TILES, PER_MULTIPROCESSORS = 3, 8
+#: rows and columns of the smallest tile whose last turn may be shared: no product of fewer such tiles than
+#: multiprocessors has a full turn
+LEAST_LEFT_TILE = 64
 #: sums of a thread at most where they are promoted: it holds those of a chunk beside them
 MOST_PROMOTED_SUMS = 96
 #: rows and columns of a tile that several blocks may share, if such are few, and of the largest one that two
@@ -253,8 +256,8 @@ class MatrixProblem:
 class MatrixSpace:
     """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
 
-    copiers, teams, blocks, cluster, parts, resident, turners: as in the parameters; with copiers the copy
-    engine brings both factors.
+    copiers, teams, blocks, cluster, parts, resident, turners, left_over: as in the parameters; with copiers
+    the copy engine brings both factors.
     """
 
     m: IntArray
@@ -272,6 +275,7 @@ class MatrixSpace:
     parts: IntArray
     resident: IntArray
     turners: IntArray
+    left_over: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -316,6 +320,7 @@ class MatrixSpace:
             parts=names["parts"],
             resident=names["resident"],
             turners=names["turners"],
+            left_over=bool(names["left_over"]),
         )
 
     def named(self, index: int) -> dict[str, int]:
@@ -335,7 +340,7 @@ def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     rows = [
         (
             *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
-            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident, p.turners),
+            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident, p.turners, p.left_over),
         )
         for p in parameters
     ]
@@ -347,33 +352,38 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
 
     Raises InputError where nothing does.
     """
-    shares = _may_share(problem, hardware)
+    shares, leaves = _may_share(problem, hardware), _may_leave_over(problem, hardware)
     # Warps multiply 8-bit floats as 16-bit ones on Hopper: they do only where groups cannot.
     by_warps = not problem.stored and not (problem.promotes and takes_groups(problem, hardware))
-    ways = [(*warps, 0, 0, 1, 0, 1, 1, 1) for warps in _WARPS] if by_warps else []
+    ways = [(*warps, 0, 0, 1, 0, 1, 1, 1, 0) for warps in _WARPS] if by_warps else []
     if shares and by_warps:
-        ways += [(*warps, 0, 0, 1, 0, 1, parts, 1) for warps in _SHARING_WARPS for parts in _PARTS]
+        ways += [(*warps, 0, 0, 1, 0, 1, parts, 1, 0) for warps in _SHARING_WARPS for parts in _PARTS]
     if takes_groups(problem, hardware) and not problem.stored:
-        ways += [(*warps, 1, 0, 1, 0, 1, 1, 1) for warps in _GROUP_WARPS]
+        ways += [(*warps, 1, 0, 1, 0, 1, 1, 1, 0) for warps in _GROUP_WARPS]
     if takes_roles(problem, hardware):
         # Clusters of two, which share reads of the second factor, gain nothing on an H200 wherever tried.
         sms = hardware.sm_count
         role_warps = _SPLIT_ROLE_WARPS if splits_on_the_way(problem) else _ROLE_WARPS
         if problem.promotes:  # three warpgroups have no registers for sums of a chunk beside the others
             ways += [
-                (*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1)
+                (*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1, 0)
                 for warps, teams in role_warps
                 if prod(warps) <= 2 * WARPGROUP_WARPS
             ]
         else:
-            ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1) for warps, teams in role_warps]
+            ways += [(*warps, 1, ROLE_COPIERS, teams, sms, 1, 1, 1, 0) for warps, teams in role_warps]
         if not problem.split and not turns_second(problem):
-            ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n) for n in _RESIDENT]
-        if shares and not splits_on_the_way(problem):
+            ways += [(*_RESIDENT_WARPS, 1, ROLE_COPIERS, 1, sms * n, 1, 1, n, 0) for n in _RESIDENT]
+        if (shares or leaves) and not splits_on_the_way(problem):
             # Three warpgroups have no registers for sums of pieces, or for fragments, beside their sums.
             kinds_of_warps = [w for w in _SHARING_ROLES if problem.element_bytes == 2 or prod(w) < 12]
             sharing = [(warps, parts) for warps in kinds_of_warps for parts in _ROLE_PARTS]
-            ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts, 1) for warps, parts in sharing]
+            if shares:
+                ways += [(*warps, 1, ROLE_COPIERS, 1, 0, 1, parts, 1, 0) for warps, parts in sharing]
+            if leaves:
+                stay = np.array(_ROLE_PARTS) * clusters_at_once(np.array(_ROLE_PARTS), hardware)
+                blocks = dict(zip(_ROLE_PARTS, map(int, stay), strict=True))
+                ways += [(*w, 1, ROLE_COPIERS, 1, blocks[n], 1, n, 1, 1) for w, n in sharing]
     if not ways:
         raise InputError(f"no implementation parameters of {problem} fit")
     role_k = GROUP_CHUNK if problem.stored else ROW_BYTES[-1] // problem.element_bytes
@@ -393,7 +403,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
     warps = np.array(ways, dtype=np.int64)[w]
     turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if has_turners(problem) else 0, 0)
-    further = (*warps[:, 2:].T, turners)
+    further = (*warps[:, 2:-1].T, turners, warps[:, -1])
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
 
@@ -418,6 +428,27 @@ def _may_share(problem: MatrixProblem, hardware: GpuHardware) -> bool:
     few = usual < hardware.sm_count or 2 * large <= hardware.sm_count
     alone = problem.members == 1
     return has_clusters(hardware) and problem.taps * problem.channel >= LEAST_SHARED_SUM and few and alone
+
+
+def _may_leave_over(problem: MatrixProblem, hardware: GpuHardware) -> bool:
+    """Whether clusters could share tiles that full turns leave over: there is a full turn of some tile."""
+    most = problem.batch * -(-problem.m // LEAST_LEFT_TILE) * -(-problem.n // LEAST_LEFT_TILE)
+    alone = problem.members == 1 and problem.summed is None
+    return has_clusters(hardware) and most > hardware.sm_count and alone
+
+
+def clusters_at_once(parts: IntArray, hardware: GpuHardware) -> IntArray:
+    """Clusters of so many blocks that run side by side with a block on each multiprocessor.
+
+    A cluster lies within one group of multiprocessors, of which some are left over. They come in pairs, of
+    which some groups have one more.
+    """
+    fit = hardware.matrix
+    group = fit.cluster_group_sms
+    found = fit.cluster_groups * (group // parts)
+    found = found + fit.cluster_wide_groups * ((group + 2) // parts - group // parts)
+    pairs = hardware.sm_count // np.maximum(parts, 1)
+    return np.asarray(np.where(parts <= 2, pairs, found), dtype=np.int64).clip(1)
 
 
 def takes_groups(problem: MatrixProblem, hardware: GpuHardware) -> bool:
@@ -481,7 +512,7 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
     """Without points that a smaller tile or ring beats for sure; all of them where none is left."""
     if not len(space):
         raise InputError(f"no implementation parameters of {problem} fit")
-    chunks = chunks_of(problem, space)
+    chunks = chunks_in_order(problem, space)
     keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
     keep &= space.n < 2 * max(problem.n, 2 * MMA_N)
     keep &= space.k < 2 * max(problem.channel, problem.depth)
@@ -515,8 +546,9 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         # Those of warpgroups are panels of such rows.
         swizzled = (extent % 64 == 0) | (extent == 16) | (extent == 32) | (space.groups > 0)
         found &= rows | (problem.element_bytes != 2) | swizzled
-    each, whole = chunks_of(problem, space), _all_chunks(problem, space)
+    each, whole = chunks_of(problem, space), all_chunks(problem, space)
     found &= (space.parts - 1) * each < whole
+    found &= (space.left_over == 0) | _leaves_over(problem, space)
     taken = takes_groups(problem, hardware) | (space.by_roles & takes_roles(problem, hardware))
     found &= (space.groups == 0) | (taken & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
@@ -532,7 +564,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
     tiles_m = ceil_div(problem.m, space.m)
     three = space.team_warps > 2 * WARPGROUP_WARPS
     least = np.where(three, LEAST_SUMS_OF_THREE, LEAST_ROLE_SUMS)
-    several = (space.resident > 1) | (space.parts > 1) | splits_on_the_way(problem)
+    all_shared = (space.parts > 1) & (space.left_over == 0)
+    several = (space.resident > 1) | all_shared | splits_on_the_way(problem)
     least = np.where(several, LEAST_RESIDENT_SUMS, least)
     given = WARP * (COPIER_REGISTERS * space.copiers + TURNER_REGISTERS * space.turners)
     left = (registers * threads - given) // (WARP * space.multiplying_warps)
@@ -666,21 +699,25 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     if splits_on_the_way(problem):  # the second factor's pieces; by roles slots of those of both
         rows = np.where(space.by_roles, SPLIT_SLOTS * (space.m + space.n), space.n)
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * rows * space.k, 0)
-    sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
+    tile = sums = 4 * space.warps_k * space.m * (space.n + SUM_PAD_WORDS)
+    room = ring
     if turns_second(problem):
         # Sums find room where chunks of the first factor were, or behind everything.
         first, row = space.stages * space.m, space.k * problem.element_bytes
         turned = (first + slots_of_columns(space) * columns + TURNED_SLOTS * space.n) * row
-        ring = np.where(space.by_roles, turned, ring)
-        sums = np.where(space.by_roles & (sums > first * row), turned + sums, sums)
+        ring, room = np.where(space.by_roles, turned, ring), first * row
+        sums = np.where(space.by_roles & (sums > room), turned + sums, sums)
     staging = _STAGING_BYTES[problem.stored][space.n // space.warps_n]
     pieces = space.multiplying_warps * staging + ROLE_BARRIER_BYTES
     if problem.summed is not None:
         team = problem.summed.shared_bytes(space.m, space.n, space.team_warps * MMA_M * SUMMED_COLUMNS)
         pieces = pieces + space.teams * team
-        tile = problem.summed.shared_bytes(space.m, space.n, space.m * (space.n + SUM_PAD_WORDS))
-        sums = sums + np.where(space.by_roles, 0, tile)
+        whole = problem.summed.shared_bytes(space.m, space.n, space.m * (space.n + SUM_PAD_WORDS))
+        sums = sums + np.where(space.by_roles, 0, whole)
     staged = np.where(space.parts > 1, np.maximum(ring, sums) + ROLE_BARRIER_BYTES, ring + pieces)
+    # Whole tiles are staged in pieces besides, behind which sums lie that the ring has no room for.
+    left_over = ring + pieces + np.where(tile > room, tile, 0)
+    staged = np.where(space.left_over > 0, left_over, staged)
     return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
 
 
@@ -741,8 +778,12 @@ def shared_rows(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
 
 
 def blocks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
-    """Blocks that have something to do of their own: one for each tile, or for each part of one."""
-    return np.asarray(tiles_of(problem, space) * space.parts)
+    """Blocks that have something to do of their own: one for each tile, or for each part of one.
+
+    Those that share what is left over stay, and have all a tile of their own before.
+    """
+    blocks = tiles_of(problem, space) * space.parts
+    return np.asarray(np.where(space.left_over > 0, space.blocks, blocks))
 
 
 def tiles_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
@@ -752,10 +793,28 @@ def tiles_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 def chunks_of(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Chunks that a block multiplies: those of the reduced domain, or a part of them."""
-    return ceil_div(_all_chunks(problem, space), space.parts)
+    return ceil_div(all_chunks(problem, space), space.parts)
 
 
-def _all_chunks(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+def chunks_in_order(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """The same, with the chunks of all whole tiles that a block has before its part of one left over."""
+    return chunks_of(problem, space) + full_turns(problem, space) * all_chunks(problem, space)
+
+
+def full_turns(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Turns in which all blocks have a tile of their own before they share what is left over; else 0."""
+    turns = tiles_of(problem, space) // np.maximum(space.blocks, 1)
+    return np.asarray(np.where(space.left_over > 0, turns, 0))
+
+
+def _leaves_over(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Return whether full turns leave tiles over, at most one per cluster (`parameters`)."""
+    tiles, blocks = tiles_of(problem, space), np.maximum(space.blocks, 1)
+    left = tiles % blocks
+    return np.asarray((tiles >= blocks) & (left > 0) & (left <= blocks // space.parts))
+
+
+def all_chunks(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return problem.taps * ceil_div(problem.channel, space.k)
 
 

@@ -15,6 +15,7 @@ from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 
 STAYS = {"blocks": 132}
+LEFT_OVER = STAYS | {"left_over": True}
 TURNED = gemm("f32", 4096, 4096, 4096, "cm", "cn")
 KERNELS = {
     "128x256 in rows": (gemm("bf16", 4096, 4096, 4096), (128, 256, 64, 8, 1, 4), STAYS),
@@ -49,6 +50,21 @@ KERNELS = {
     ),
     "uneven parts": (gemm("bf16", 768, 768, 8128, "cm", "cn"), (128, 160, 64, 8, 1, 5), {"parts": 4}),
     "parts of 256 columns": (gemm("bf16", 768, 768, 8192), (128, 256, 64, 8, 1, 4), {"parts": 7}),
+    "tiles left over": (
+        convolution("f16", 64, (14, 14), 256, 256, 3, 1, "NHWC"),
+        (128, 128, 64, 8, 1, 4),
+        LEFT_OVER | {"parts": 2, "stores": "engine"},
+    ),
+    "uneven parts of what is left over": (
+        gemm("bf16", 2560, 2560, 8128, "cm", "cn"),
+        (192, 192, 64, 12, 1, 4),
+        LEFT_OVER | {"parts": 2},
+    ),
+    "turned ones left over": (
+        gemm("f32", 2560, 2560, 4096, "cm", "cn"),
+        (128, 160, 32, 8, 1, 4),
+        LEFT_OVER | {"turners": 4, "parts": 2},
+    ),
 }
 
 
