@@ -139,7 +139,7 @@ class _Grid:
         return _Grid({**dict(zip(names, at, strict=True)), RANK: rank}, numbers)
 
     def where(self, mask: Mask) -> _Blocks:
-        """The blocks in which a mask may hold: in some of their threads, as far as it names the block alone."""
+        """The blocks in which a mask may hold in some thread: parts of it that name more than the block do."""
         found = np.ones(len(self.clusters), dtype=np.bool_)
         for part in mask:
             if all(name in self.places for e in part for name in symbols(e)):
@@ -191,8 +191,8 @@ def _check_order(
             missing = ~laid_down.get(o.operands[0], grid.none())
             if np.isin(grid.clusters[missing], grid.clusters[grid.where(mask)]).any():
                 raise InputError(
-                    f"{who} adds up {_name(o.operands[0])} where some block of the cluster has not written it: "
-                    "expected conditions in which all blocks of a cluster agree",
+                    f"{who} adds up {_name(o.operands[0])}, which some block of the cluster has not "
+                    "written: expected conditions in which all blocks of a cluster agree",
                     where=o.loc or op.loc,
                 )
         for v in writes:

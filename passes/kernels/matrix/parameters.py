@@ -199,11 +199,8 @@ class MatrixParameters(AttrRecord):
             )
         rows, columns = view.size(view.rows), view.size(view.columns)
         tiles = view.size(view.batch) * -(-rows // self.block.m) * -(-columns // self.block.n)
-        if (
-            not self.blocks
-            or self.blocks % self.parts
-            or not shares_left_over(tiles, self.blocks, self.parts)
-        ):
+        whole = self.blocks > 0 and self.blocks % self.parts == 0
+        if not whole or not shares_left_over(tiles, self.blocks, self.parts):
             raise InputError(
                 f"expected blocks in clusters of {self.parts} that have a full turn, and then at most a tile "
                 f"per cluster left over, got {tiles} tiles for {self.blocks} blocks"

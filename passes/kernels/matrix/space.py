@@ -815,6 +815,7 @@ def _leaves_over(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.b
 
 
 def all_chunks(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
+    """Chunks of the reduced domain."""
     return problem.taps * ceil_div(problem.channel, space.k)
 
 

@@ -1,4 +1,4 @@
-"""Products whose blocks share the tiles that full turns leave over: emulated, checked, and chosen by model."""
+"""Products whose blocks share the tiles that full turns leave over: emulated, checked, chosen by model."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +44,8 @@ from tilewright.passes.thread.place_barriers import place_barriers
 
 pytestmark = pytest.mark.emulator
 H200 = load_hardware("H200")
+#: a role that turns the second factor
+TURNS = {"turners": 4}
 
 
 def parameters(channel: str, *tiles: int, **more: int | str) -> MatrixParameters:
@@ -81,8 +83,8 @@ def emulated(
         ("bf16", ("cm", "nc"), (200, 264, 192), (192, 96, 64, 12, 1, 2), {"blocks": 4, "parts": 2}),
         # TF32 factors from registers, and with a second one that a role turns
         ("f32", ("cm", "nc"), (200, 72, 264), (64, 32, 32, 4, 1, 3), {"blocks": 8, "parts": 2}),
-        ("f32", ("cm", "cn"), (200, 72, 264), (64, 32, 32, 4, 1, 3), {"blocks": 10, "parts": 2, "turners": 4}),
-        ("f32", ("cm", "cn"), (136, 100, 160), (128, 48, 32, 8, 1, 4), {"blocks": 4, "parts": 2, "turners": 4}),
+        ("f32", ("cm", "cn"), (200, 72, 264), (64, 32, 32, 4, 1, 3), TURNS | {"blocks": 10, "parts": 2}),
+        ("f32", ("cm", "cn"), (136, 100, 160), (128, 48, 32, 8, 1, 4), TURNS | {"blocks": 4, "parts": 2}),
         # the copy engine writes whole tiles
         ("f16", ("mc", "nc"), (140, 136, 264), (128, 64, 64, 8, 1, 3),
          {"blocks": 4, "parts": 2, "stores": "engine"}),
@@ -206,10 +208,10 @@ FAULTS = {
         "multiply", without("thread.meet_cluster", 1), "ends while other blocks may still read",
     ),
     "blocks of a cluster that do not agree on writing": (
-        "multiply", by_block(1), "where some block of the cluster has not written it",
+        "multiply", by_block(1), "which some block of the cluster has not written",
     ),
     "items that are counted anew": ("copy", counted_anew, "no item of channel ring that it has acquired"),
-    "a tile that is copied by some blocks of a cluster": ("copy", by_block(0), "items 0 to .* of channel ring"),
+    "a tile that some blocks of a cluster copy": ("copy", by_block(0), "items 0 to .* of channel ring"),
     "a tile that nobody multiplies": ("multiply", without("thread.if", 0), "items 0 to .* of channel ring"),
 }  # fmt: skip
 
