@@ -139,7 +139,7 @@ class _Grid:
         return _Grid({**dict(zip(names, at, strict=True)), RANK: rank}, numbers)
 
     def where(self, mask: Mask) -> _Blocks:
-        """The blocks in which a mask may hold: conditions that name more than the block may."""
+        """The blocks in which a mask may hold; a condition that names more than the block always may."""
         found = np.ones(len(self.clusters), dtype=np.bool_)
         for part in mask:
             if all(name in self.places for e in part for name in symbols(e)):

@@ -74,7 +74,7 @@ def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, 
     """The point with the smallest estimate; the bound, then enumeration order, break ties.
 
     Several sets of warps, roles, blocks that share sums and tiles for whole waves are taken only where the
-    gain is clear.
+    gain is clear; clusters that share what is left over, where it is against whatever else is best.
     """
     order = np.lexsort((bounds.seconds, estimates))
     shared, waves = space.parts > 1, in_whole_waves(problem, space)
@@ -83,10 +83,14 @@ def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, 
     gain = TF32_ROLES_GAIN if rounds else SPLIT_ROLES_GAIN if splits_on_the_way(problem) else ROLES_GAIN
     best = own = _best_known(space, estimates, known, gain) if len(known) else int(order[0])
     waves_gain = TF32_ROLES_GAIN if rounds and not space.by_roles[own] else WAVES_GAIN
-    for unmeasured, share in ((waves & ~shared, waves_gain), (shared, SHARING_GAIN)):
+    left_over = space.left_over > 0
+    for unmeasured, share in ((waves & ~shared, waves_gain), (shared & ~left_over, SHARING_GAIN)):
         for i in order[unmeasured[order]][:1]:
             if estimates[i] <= share * estimates[own] and estimates[i] < estimates[best]:
                 best = int(i)
+    for i in order[left_over[order]][:1]:
+        if estimates[i] <= SHARING_GAIN * estimates[best]:
+            best = int(i)
     return best
 
 

@@ -129,9 +129,11 @@ def role_chunk_clk(
     share = np.where(space.team_warps > WARPGROUP_WARPS, fit.role_share, fit.role_alone_share)
     multiply = space.m * space.n * space.k / (tensor_fma(problem, hardware) * share)
     if problem.stored or problem.promotes:
-        # Two warpgroups that share a tile promote sums while the other one multiplies; teams wait for it.
+        # Two warpgroups that share a tile promote sums while the other one multiplies; teams wait for it, and
+        # so does one warpgroup that is alone in full turns.
         promote = space.m * space.n / (WARP * hardware.schedulers_per_sm)
-        multiply = multiply + np.where(space.teams > 1, fit.warpgroup_registers_clk + promote, 0.0)
+        waits = (space.teams > 1) | ((space.left_over > 0) & (space.team_warps <= WARPGROUP_WARPS))
+        multiply = multiply + np.where(waits, fit.warpgroup_registers_clk + promote, 0.0)
     if holds_first(problem):
         # A warpgroup that has the tensor cores to itself loads registers while they wait.
         alone = space.team_warps <= WARPGROUP_WARPS

@@ -35,6 +35,7 @@ from tilewright.passes.kernels.matrix.problem import matrix_problem, parameters_
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     clusters_at_once,
+    in_whole_waves,
     matrix_space,
     matrix_space_of,
     shared_bytes,
@@ -278,8 +279,22 @@ def test_what_is_left_over_of_long_sums_is_shared(name):
     assert choice.bound.seconds < choice.estimate_s
 
 
+def test_it_must_clearly_pay_against_whatever_else_is_best():
+    """Tiles for whole waves save a part of what sharing would, and are kept unless it saves a tenth more."""
+    problem = PAYS["rows"]
+    space = matrix_space(problem, H200)
+    bounds, left = matrix_bound(problem, space, H200), space.left_over > 0
+    waves = in_whole_waves(problem, space) & (space.parts == 1)
+    for gain, taken in ((SHARING_GAIN - 0.01, True), (SHARING_GAIN + 0.01, False)):
+        estimates = np.where(left, 0.8 * gain, np.where(waves, 0.8, 1.0))
+        best = best_point(problem, space, bounds, estimates)
+        assert left[best] == taken
+        assert left[best] or waves[best]
+
+
 @pytest.mark.parametrize(
-    "size", [(8192, 768, 768), (2048, 3072, 768), (4096, 4096, 4096), (12544, 256, 1024), (3136, 512, 4608)]
+    "size",
+    [(8192, 768, 768), (2048, 3072, 768), (4096, 4096, 4096), (12544, 256, 1024), (4096, 1600, 6400)],
 )
 def test_where_little_is_gained_the_choice_is_what_it_is_without(size):
     problem = problem_of(*size)
