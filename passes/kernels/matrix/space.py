@@ -124,8 +124,8 @@ _ROLE_WARPS = (((8, 1, 1), 1), ((4, 1, 1), 2), ((12, 1, 1), 1))
 #: where a role splits both factors, which has no registers left for more
 _SPLIT_ROLE_WARPS = (((8, 1, 1), 1),)
 _STAGES = (2, 3, 4, 5)
-#: where the warps that copy stand in what describes how warps share a tile, and the parts
-_COPIERS_AT, _PARTS_AT = 4, 8
+#: where in what describes how warps share a tile: warps that copy, blocks that stay, parts, what is left over
+_COPIERS_AT, _BLOCKS_AT, _PARTS_AT, _LEFT_AT = 4, 6, 8, 10
 #: blocks by roles of a multiprocessor where there are several, and the warps of each that multiply
 _RESIDENT, _RESIDENT_WARPS = (2, 3), (4, 1, 1)
 #: blocks that share a tile by roles, and warps of them; the same of blocks whose warps all do the same
@@ -398,7 +398,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     for kind, sizes in kinds.items():
         chosen = [i for i, way in enumerate(ways) if (way[_COPIERS_AT] > 0, way[_PARTS_AT] > 1) == kind]
         if chosen:
-            parts.append(_all_points((*sizes, chosen, _STAGES)))
+            parts.append(_shared_turns(problem, ways, _all_points((*sizes, chosen, _STAGES))))
     points = np.concatenate(parts, axis=1)
     m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
     warps = np.array(ways, dtype=np.int64)[w]
@@ -406,6 +406,14 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     further = (*warps[:, 2:-1].T, turners, warps[:, -1])
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
     return _sensible(problem, space.take(legal(problem, space, hardware)))
+
+
+def _shared_turns(problem: MatrixProblem, ways: Sequence[Sequence[int]], points: IntArray) -> IntArray:
+    """Without the many points whose last turn clusters cannot share (`legal`)."""
+    m, n, _, way, _ = points
+    blocks, parts, left_over = (np.array(ways)[way, at] for at in (_BLOCKS_AT, _PARTS_AT, _LEFT_AT))
+    tiles = problem.batch * (ceil_div(problem.m, m) * ceil_div(problem.n, n))
+    return points[:, (left_over == 0) | _leaves_over(tiles, blocks, parts)]
 
 
 def _all_points(tables: Sequence[Sequence[int]]) -> IntArray:
@@ -548,7 +556,8 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes != 2) | swizzled
     each, whole = chunks_of(problem, space), all_chunks(problem, space)
     found &= (space.parts - 1) * each < whole
-    found &= (space.left_over == 0) | _leaves_over(problem, space)
+    leaves = _leaves_over(tiles_of(problem, space), space.blocks, space.parts)
+    found &= (space.left_over == 0) | leaves
     taken = takes_groups(problem, hardware) | (space.by_roles & takes_roles(problem, hardware))
     found &= (space.groups == 0) | (taken & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
@@ -807,11 +816,10 @@ def full_turns(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return np.asarray(np.where(space.left_over > 0, turns, 0))
 
 
-def _leaves_over(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
-    """Return whether full turns leave tiles over, at most one per cluster (`parameters`)."""
-    tiles, blocks = tiles_of(problem, space), np.maximum(space.blocks, 1)
-    left = tiles % blocks
-    return np.asarray((tiles >= blocks) & (left > 0) & (left <= blocks // space.parts))
+def _leaves_over(tiles: IntArray, blocks: IntArray, parts: IntArray) -> npt.NDArray[np.bool_]:
+    """Return whether full turns leave tiles over, at most one per cluster (`parameters.shares_left_over`)."""
+    left = tiles % np.maximum(blocks, 1)
+    return np.asarray((tiles >= blocks) & (left > 0) & (left <= blocks // parts))
 
 
 def all_chunks(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
