@@ -556,8 +556,7 @@ def legal(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> 
         found &= rows | (problem.element_bytes != 2) | swizzled
     each, whole = chunks_of(problem, space), all_chunks(problem, space)
     found &= (space.parts - 1) * each < whole
-    leaves = _leaves_over(tiles_of(problem, space), space.blocks, space.parts)
-    found &= (space.left_over == 0) | leaves
+    found &= (space.left_over == 0) | _leaves_over(tiles_of(problem, space), space.blocks, space.parts)
     taken = takes_groups(problem, hardware) | (space.by_roles & takes_roles(problem, hardware))
     found &= (space.groups == 0) | (taken & (space.n <= MOST_N * space.warps_n))
     threads, registers = WARP * space.warps, registers_of(problem, space)
