@@ -339,6 +339,22 @@ def test_a_part_of_a_tile_costs_less_than_a_turn_and_more_than_none():
     assert (two - turn) / (alone - turn) == pytest.approx(0.5, abs=0.12)
 
 
+def test_blocks_meet_twice_and_read_sums_once_however_many_turns_are_full():
+    problem = problem_of(27 * 128, 12 * 128, 8192)  # 324 tiles
+    point = replace(parameters("", 128, 128, 64, 8, 1, 5), blocks=132, parts=2)
+    points, fit = matrix_space_of(point), H200.matrix
+    before = estimate_matrix(problem, points, H200)[0]
+    for changes, clk in (
+        ({"meet_clk": fit.meet_clk + 1000.0}, 2000.0),
+        ({"cluster_start_clk": fit.cluster_start_clk + 100.0}, 200.0),
+        # half of 128 x 128 sums come from the other block
+        ({"cluster_bytes_per_sm_per_clk": fit.cluster_bytes_per_sm_per_clk / 2}, 128 * 128 * 2 / 12.0),
+        ({"role_turn_clk": fit.role_turn_clk + 100.0}, 300.0),  # two full turns, and one of a part
+    ):
+        slower = estimate_matrix(problem, points, replace(H200, matrix=replace(fit, **changes)))[0]
+        assert (slower - before) * H200.clock_hz == pytest.approx(clk)
+
+
 @pytest.mark.parametrize(
     ("kernel", "tiles", "more"),
     [

@@ -41,6 +41,7 @@ def emulated(func: Func, inputs: list[np.ndarray]) -> np.ndarray:
         ((130, 80, 272), (128, 48, 128, 8, 1, 3), {"blocks": 2}),
         ((70, 100, 160), (64, 32, 64, 4, 1, 3), {"blocks": 1, "teams": 2}),
         ((60, 64, 800), (64, 64, 128, 4, 1, 3), {"parts": 3}),
+        ((190, 64, 400), (64, 64, 128, 4, 1, 3), {"blocks": 2, "parts": 2, "left_over": True}),
     ],
 )
 def test_products_by_roles(size, tiles, more):
