@@ -161,6 +161,63 @@ def halves(m: int, c: int, h: int, k: int) -> str:
   }}"""
 
 
+ADD16 = "{ ^(%t: f16, %b: f16) %s = scalar.add(%t, %b) : f16 scalar.yield(%s) }"
+CLIP16 = (
+    '{ ^(%t: f16) %z = scalar.const(value = 0.0, dtype = "f16") : f16 %m = scalar.max(%t, %z) : f16 '
+    '%o = scalar.const(value = 6.0, dtype = "f16") : f16 %r = scalar.min(%m, %o) : f16 scalar.yield(%r) }'
+)
+
+
+def inverted_residual(
+    n: int, h: int, w: int, c: int, hidden: int, k: int, *, stride: int = 1, taps: int = 3,
+    parts: str = "epr", dtype: str = "f16",
+) -> str:  # fmt: skip
+    """Expand, window of each channel, project, channels last in 16 bits; parts: e, p and r (residual) of it.
+
+    Weights of the products lie in rows of the channel summed over.
+    """
+    y, x, around = (h - 1) // stride + 1, (w - 1) // stride + 1, taps // 2
+    wide, small = f"par = (n: {n}, y: {h}, x: {w}, k: {hidden})", f"par = (n: {n}, y: {y}, x: {x}, k: {hidden})"
+    out, at = f"par = (n: {n}, y: {y}, x: {x}, k: {k})", "reads = [[n, y, x, k]"
+    t, s, u = f"[{n}, {h}, {w}, {hidden}]", f"[{n}, {y}, {x}, {hidden}]", f"[{n}, {y}, {x}, {k}]"
+    ops, params = [], [f"%in: f16[{n}, {h}, {w}, {c if 'e' in parts else hidden}]"]
+    last = "in"
+    if "e" in parts:
+        params += [f"%we: f16[{hidden}, {c}, 1, 1]", f"%be: f16[{hidden}]"]
+        ops.append(
+            f"%0 = tensor.contract(%in, %we, {wide}, red = (c: {c}, r: 1, s: 1), "
+            f"reads = [[n, y + r, x + s, c], [k, c, r, s]], fill = [0.0, none]) : f32{t} {FMA16}"
+            f"%1 = tensor.map(%0, {wide}, {at}]) : f16{t} {NARROW}"
+            f"%2 = tensor.map(%1, %be, {wide}, {at}, [k]]) : f16{t} {ADD16}"
+            f"%3 = tensor.map(%2, {wide}, {at}]) : f16{t} {CLIP16}"
+        )
+        last = "3"
+    params += [f"%wd: f16[1, {taps}, {taps}, {hidden}]", f"%bd: f16[{hidden}]"]
+    ops.append(
+        f"%4 = tensor.window(%{last}, %wd, {small}, red = (r: {taps}, s: {taps}), reads = [[n, "
+        f"y * {stride} + r - {around}, x * {stride} + s - {around}, k], [0, r, s, k]], "
+        f"fill = [0.0, none]) : f32{s} {FMA16}"
+        f"%5 = tensor.map(%4, {small}, {at}]) : f16{s} {NARROW}"
+        f"%6 = tensor.map(%5, %bd, {small}, {at}, [k]]) : f16{s} {ADD16}"
+        f"%7 = tensor.map(%6, {small}, {at}]) : f16{s} {CLIP16}"
+    )
+    result, types = "%7", f"f16{s}"
+    if "p" in parts:
+        params += [f"%wp: f16[{k}, {hidden}]"]
+        ops.append(
+            f"%8 = tensor.contract(%7, %wp, {out}, red = (c: {hidden}), reads = [[n, y, x, c], [k, c]]) "
+            f": f32{u} {FMA16}"
+            f"%9 = tensor.map(%8, {out}, {at}]) : f16{u} {NARROW}"
+        )
+        result, types = "%9", f"f16{u}"
+    if "r" in parts:
+        ops.append(f"%10 = tensor.map(%9, %in, {out}, {at}, [n, y, x, k]]) : f16{u} {ADD16}")
+        result = "%10"
+    text = "\n    ".join(ops)
+    text = f"tensor.func @chain({', '.join(params)}) -> {types} {{\n    {text}\n    tensor.return({result})\n  }}"
+    return text.replace("f16", dtype)
+
+
 def called(kernel: str) -> Module:
     """A module whose @main calls the kernel."""
     m = parse("module @m { " + kernel + " }")
@@ -183,6 +240,13 @@ def chained(kernel: str, block: dict[str, int], threads: int, lanes: int, stage_
     m = called(kernel)
     params = {"block": Pairs.of(block), "threads": threads, "lanes": lanes, "stage_bytes": stage_bytes}
     return m.with_funcs((with_template(m.funcs[0], "chain", Pairs.of(params)), m.funcs[1]))
+
+
+def chained_tiles(kernel: str, block: dict[str, int], part: int, warps: int) -> Module:
+    """The called kernel as a chain on tensor cores with forced parameters."""
+    m = called(kernel)
+    params = {"block": Pairs.of(block), "part": part, "warps": warps}
+    return m.with_funcs((with_template(m.funcs[0], "chain_tiles", Pairs.of(params)), m.funcs[1]))
 
 
 def inputs_of(m: Module, seed: int = 0) -> list[np.ndarray]:

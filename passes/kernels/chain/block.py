@@ -29,7 +29,7 @@ class ChainPoints(Points):
 
     def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
         if v in self.buffers:
-            place, shape = self.block.local(v, at), self.buffers[v].tensor.shape
+            place, shape = self.block.kept_at(v, at), self.buffers[v].tensor.shape
             # a point beyond the domain, in the last block, may name an element that no block keeps
             return self.w.load(self.buffers[v], place, mask if self.w.bounds(place, shape) else ())
         return super()._compute(v, at, mask)
@@ -64,6 +64,14 @@ class ChainBlock:
         """Index within the kept box of `v` of its element at global index `at`."""
         first = self.base(self.chain.kept[v].box)
         return tuple(self.w.simple(e - b) for e, b in zip(at, first, strict=True))
+
+    def slot(self, v: Value, offset: Sequence[Expr]) -> Index:
+        """Index in the buffer of a kept value of the element at `offset` within its box."""
+        return tuple(offset)
+
+    def kept_at(self, v: Value, at: Sequence[Expr]) -> Index:
+        """Index in the buffer of a kept value of its element at global index `at`."""
+        return self.slot(v, self.local(v, at))
 
     # -- memory ----------------------------------------------------------------------------------------------
     def allocate(self, stage: Stage) -> None:
@@ -105,7 +113,7 @@ class ChainBlock:
             if edge and fill is not None:
                 outside = w.b.const(fill, r.tensor.dtype)
                 stored = w.b.value("scalar.select", w.condition(edge), value, outside)
-            w.store(stored, self.buffers[r], tuple(inner), mask)
+            w.store(stored, self.buffers[r], self.slot(r, inner), mask)
         if r in w.outputs:
             w.store(value, w.outputs[r], at, (*mask, *edge))
 

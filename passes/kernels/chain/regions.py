@@ -68,14 +68,15 @@ def whole(extent: int) -> Span:
     return Span((), 0, extent)
 
 
-def read_box(op: Op, at: Sequence[Expr], domain: Box) -> Box:
+def read_box(op: Op, at: Sequence[Expr], domain: Box, reduced: Mapping[str, Span] | None = None) -> Box:
     """The box that `op` reads at index `at` while its parallel dimensions run over `domain`.
 
-    Quotients and remainders count with all values they can have. Raises UnsupportedError where an index is
-    unbounded.
+    reduced: what reduced dimensions run over, where that is not the whole of them. Quotients and remainders
+    count with all values they can have. Raises UnsupportedError where an index is unbounded.
     """
     spans = dict(zip(dims(op, "par"), domain, strict=True))
     spans.update({d: whole(n) for d, n in dims(op, "red").items()})
+    spans.update(reduced or {})
     ranges = ranges_of(op)
     out = []
     for form in _forms(op, tuple(at)):

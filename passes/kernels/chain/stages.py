@@ -50,12 +50,17 @@ class Kept:
 
 @dataclass
 class Chain:
-    """A kernel cut into stages; `kept` are the values that later stages read."""
+    """A kernel cut into stages; `kept` are the values that later stages read.
+
+    walked: of reduced dimensions of the last stage, how many indices a block takes at a time; the boxes of
+    what it reads of them move with each step.
+    """
 
     kernel: Func
     stages: list[Stage]
     tiles: Mapping[str, int]
     kept: dict[Value, Kept] = field(default_factory=dict)
+    walked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def blocks(self) -> dict[str, int]:
@@ -65,7 +70,14 @@ class Chain:
 
     @property
     def last_origins(self) -> dict[str, int]:
-        return {d: (n - 1) * self.tiles[d] for d, n in self.blocks.items()}
+        first = {d: (n - 1) * self.tiles[d] for d, n in self.blocks.items()}
+        return first | {d: (n - 1) * self.walked[d] for d, n in self.steps.items()}
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Number of steps along each walked dimension."""
+        extents = dims(self.stages[-1].anchor, "red")
+        return {d: extents[d] // part for d, part in self.walked.items()}
 
 
 def stages_of(kernel: Func) -> list[Stage]:
@@ -137,15 +149,15 @@ def _stages(kernel: Func) -> tuple[Stage, ...]:
     return tuple(stages_of(kernel))
 
 
-def chain_of(kernel: Func, tiles: Mapping[str, int]) -> Chain:
+def chain_of(kernel: Func, tiles: Mapping[str, int], walked: Mapping[str, int] | None = None) -> Chain:
     """The stages of a kernel with the boxes a block needs when it owns `tiles` of the final result.
 
-    tiles: block extent per parallel dimension of the last stage's anchor. Raises UnsupportedError where
-    values outside an intermediate would have to differ between its readers, or where blocks would not
-    partition a result.
+    tiles: block extent per parallel dimension of the last stage's anchor. walked: indices per step of reduced
+    dimensions of it, which divide their extents. Raises UnsupportedError where values outside an intermediate
+    would have to differ between its readers, or where blocks would not partition a result.
     """
     stages = [Stage(s.anchor, s.members) for s in _stages(kernel)]
-    chain = Chain(kernel, stages, dict(tiles))
+    chain = Chain(kernel, stages, dict(tiles), walked=dict(walked or {}))
     _Regions(chain).infer()
     return chain
 
@@ -190,7 +202,7 @@ class _Regions:
         for i, (v, at) in enumerate(placed_reads(op), first):
             if self.owner.get(v) is stage or v in self.chain.kernel.params:
                 continue
-            box = read_box(op, at, domain)
+            box = read_box(op, at, domain, self._reduced(op))
             if v not in self.staged:
                 self._walk(self.producer[v], box, stage)
                 continue
@@ -200,6 +212,12 @@ class _Regions:
             fill = filled[i]
             if fill is not None:
                 self.fills.setdefault(v, set()).add(fill)
+
+    def _reduced(self, op: Op) -> dict[str, Span]:
+        """What one step takes of the reduced dimensions that are walked."""
+        if op is not self.chain.stages[-1].anchor:
+            return {}
+        return {d: Span(((d, 1),), 0, part) for d, part in self.chain.walked.items()}
 
     def _check_results(self) -> None:
         """Each result is stored once: the blocks partition it."""
