@@ -218,6 +218,29 @@ def inverted_residual(
     return text.replace("f16", dtype)
 
 
+def bottleneck(n: int, h: int, w: int, c: int, mid: int, *, dense: int = 3) -> str:
+    """Reduce, a dense window, expand with residual and relu, channels last in 16 bits."""
+    around, wide = dense // 2, f"par = (n: {n}, y: {h}, x: {w}, k: {mid})"
+    out, at = f"par = (n: {n}, y: {h}, x: {w}, k: {c})", "reads = [[n, y, x, k]"
+    t, u = f"[{n}, {h}, {w}, {mid}]", f"[{n}, {h}, {w}, {c}]"
+    return f"""tensor.func @chain(%in: f16{u}, %w1: f16[{mid}, {c}], %b1: f16[{mid}],
+      %w2: f16[{dense}, {dense}, {mid}, {mid}], %b2: f16[{mid}], %w3: f16[{mid}, {c}]) -> f16{u} {{
+    %0 = tensor.contract(%in, %w1, {wide}, red = (c: {c}), reads = [[n, y, x, c], [k, c]]) : f32{t} {FMA16}
+    %1 = tensor.map(%0, {wide}, {at}]) : f16{t} {NARROW}
+    %2 = tensor.map(%1, %b1, {wide}, {at}, [k]]) : f16{t} {ADD16}
+    %3 = tensor.map(%2, {wide}, {at}]) : f16{t} {CLIP16}
+    %4 = tensor.contract(%3, %w2, {wide}, red = (c: {mid}, r: {dense}, s: {dense}), reads = [[n,
+      y + r - {around}, x + s - {around}, c], [r, s, k, c]], fill = [0.0, none]) : f32{t} {FMA16}
+    %5 = tensor.map(%4, {wide}, {at}]) : f16{t} {NARROW}
+    %6 = tensor.map(%5, %b2, {wide}, {at}, [k]]) : f16{t} {ADD16}
+    %7 = tensor.map(%6, {wide}, {at}]) : f16{t} {CLIP16}
+    %8 = tensor.contract(%7, %w3, {out}, red = (c: {mid}), reads = [[n, y, x, c], [c, k]]) : f32{u} {FMA16}
+    %9 = tensor.map(%8, {out}, {at}]) : f16{u} {NARROW}
+    %10 = tensor.map(%9, %in, {out}, {at}, [n, y, x, k]]) : f16{u} {ADD16}
+    tensor.return(%10)
+  }}"""
+
+
 def called(kernel: str) -> Module:
     """A module whose @main calls the kernel."""
     m = parse("module @m { " + kernel + " }")

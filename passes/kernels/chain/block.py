@@ -73,6 +73,10 @@ class ChainBlock:
         """Index in the buffer of a kept value of its element at global index `at`."""
         return self.slot(v, self.local(v, at))
 
+    def points(self, stage: Stage, known: Mapping[Value, Value] | None = None) -> ChainPoints:
+        """Values at points of a stage. known: those of its anchor."""
+        return ChainPoints(self, stage, known)
+
     # -- memory ----------------------------------------------------------------------------------------------
     def allocate(self, stage: Stage) -> None:
         """Shared buffers for those results of a stage that later stages read."""
@@ -90,7 +94,7 @@ class ChainBlock:
         exists.
         """
         w = self.w
-        points = ChainPoints(self, stage, known)
+        points = self.points(stage, known)
         for op, places in stage.members:
             box = stage.box_of(places)
             inner = [0 if p is None else offset[p] for p in places]

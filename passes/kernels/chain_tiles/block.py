@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from tilewright.ir import Expr, Value
 from tilewright.ir.hardware_facts import MMA_M, VECTOR_BYTES
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.chain.block import ChainBlock
+from tilewright.passes.kernels.chain.block import ChainBlock, ChainPoints
 from tilewright.passes.kernels.chain.regions import Box
+from tilewright.passes.kernels.chain.stages import Stage
 from tilewright.passes.kernels.chain_tiles.parameters import ChainTilesParameters, warp_tiles
 from tilewright.passes.kernels.chain_tiles.view import Product, TilesChain
-from tilewright.passes.kernels.writing.writer import Index
+from tilewright.passes.kernels.writing.writer import Index, Mask
 
 
 def row_pitch(channels: int, dtype: str) -> int:
@@ -50,6 +51,26 @@ def weight_buffer(product: Product, warps: int) -> tuple[int, int, int]:
     return taps, rows, row_pitch(columns, product.view.dtype)
 
 
+class TilesPoints(ChainPoints):
+    """Values at points that a thread is known to compute: what it reads of shared memory is there.
+
+    Outside of its tensor a kept value is what its readers want there. Parameters are read under a mask only
+    where their index may be outside: values that nothing stores may be anything.
+    """
+
+    def filled(self, v: Value, at: Index, fill: float | int | bool | None, mask: Mask = ()) -> Value:
+        if v in self.buffers:
+            return self.value(v, at)
+        return super().filled(v, at, fill, mask)
+
+    def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
+        if v in self.buffers:
+            return self.w.load(self.buffers[v], self.block.kept_at(v, at))
+        if v in self.w.inputs and not self.w.bounds(at, v.tensor.shape):
+            return self.w.load(self.w.inputs[v], at)
+        return super()._compute(v, at, mask)
+
+
 class TilesBlock(ChainBlock):
     """A block whose kept values are matrices."""
 
@@ -68,3 +89,6 @@ class TilesBlock(ChainBlock):
         for at, span in zip(offset[:-1], self.chain.kept[v].box[:-1], strict=True):
             row = row * span.extent + at
         return (self.w.simple(row), offset[-1])
+
+    def points(self, stage: Stage, known: Mapping[Value, Value] | None = None) -> ChainPoints:
+        return TilesPoints(self, stage, known)

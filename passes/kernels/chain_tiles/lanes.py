@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,10 +11,9 @@ from typing import Any
 
 from tilewright.ir import Expr, Op, Sym, Value
 from tilewright.ir.tensor.ops import dims
-from tilewright.passes.kernels.chain.block import ChainPoints
 from tilewright.passes.kernels.chain.stages import Stage
 from tilewright.passes.kernels.chain_tiles.block import TilesBlock
-from tilewright.passes.kernels.writing.writer import Index
+from tilewright.passes.kernels.writing.writer import Index, Writer
 
 #: points of a window times results of a thread that are written out in one body, at most
 UNROLLED_POINTS = 256
@@ -72,9 +72,7 @@ class StageWindow:
         with w.loop("t", runs.steps) as step:
             number = w.simple(step * w.threads + Sym("tid"))
             with w.when(w.below(number, runs.units)):
-                *outer, x, c = w.unravel(
-                    number, (*self.extents[:-2], row, self.extents[-1] // runs.channels)
-                )
+                *outer, x, c = digits(w, number, (*self.extents[:-2], row, self.extents[-1] // runs.channels))
                 first = (*outer, w.simple(x * runs.run), w.simple(c * runs.channels))
                 with w.loops("i", shape, unroll=1) as at:
                     for total, start in zip(sums, init, strict=True):
@@ -98,7 +96,7 @@ class StageWindow:
             par = dims(self.op, "par")
             env: dict[str, Expr] = {**dict(zip(par, place, strict=True)), **inner}
             edge = w.bounds(place, tuple(par.values()))
-            values = ChainPoints(self.block, self.stage).operands(self.op, env, edge)
+            values = self.block.points(self.stage).operands(self.op, env, edge)
             before = [w.load(s, at) for s in sums]
             for s, x in zip(sums, w.inline(self.op, [*values, *before], env), strict=True):
                 w.store(x, s, at)
@@ -106,6 +104,13 @@ class StageWindow:
     def _moved(self, first: Index, by: Index) -> Index:
         *outer, row, channel = first
         return (*outer, self.w.simple(row + by[0]), self.w.simple(channel + by[1]))
+
+
+def digits(w: Writer, number: Expr, extents: Sequence[int]) -> Index:
+    """The place of a number, which is one of the box's, in a box; 0 along dimensions of one index."""
+    several = [i for i, n in enumerate(extents) if n > 1]
+    found = dict(zip(several, w.unravel(number, [extents[i] for i in several]), strict=True))
+    return tuple(found.get(i, 0) for i in range(len(extents)))
 
 
 def window_points(op: Op) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tilewright.ir import AttrRecord, Func, InputError, Sizes, UnsupportedError
@@ -22,7 +22,7 @@ class ChainTilesParameters(AttrRecord):
     """
 
     block: Sizes
-    part: int
+    part: int = field(metadata={"least": 0})
     warps: int
 
     @property

@@ -163,18 +163,22 @@ class StageProduct:
     def finish(self) -> None:
         """Compute the maps of all sums from where they are, and store what is kept or returned."""
         w, tiles = self.w, self.tiles
+        # neighbours in a buffer of their own: maps and stores of both become vectors
+        both = w.alloc((2,), "f32", "reg", "both")
         with w.b.at(self.op.loc), w.loops("i", (tiles.tiles_m, 2), unroll=1) as (i, half):
             row = w.simple(self.first_row + i * MMA_M + half * _HALF + self.lane // (MMA_N // 2))
             places, valid = self._pixel(row)
             with w.when(valid), w.loop("j", tiles.tiles_n, unroll=1) as j:
                 first = w.simple(self.first_column + j * MMA_N + self.lane % (MMA_N // 2) * 2)
-                with w.when(self._columns(first)), w.loop("v", 2, unroll=1) as pair:
+                with w.loop("v", 2, unroll=1) as pair:
                     value = w.b.value("thread.get_fragment", self.sums, item=(i, j), at=(half, pair))
+                    w.store(value, both, (pair,))
+                with w.when(self._columns(first)), w.loop("v", 2, unroll=1) as pair:
                     offset = [
                         w.simple(first + pair) if d == self.product.column else places.get(d, 0)
                         for d in dims(self.op, "par")
                     ]
-                    self.block.finish(self.product.stage, {self.op.result: value}, offset)
+                    self.block.finish(self.product.stage, {self.op.result: w.load(both, (pair,))}, offset)
 
     def _pixel(self, row: Expr) -> tuple[dict[str, Expr], Mask]:
         """The place of a row in the stage's domain, and when it belongs to it."""
