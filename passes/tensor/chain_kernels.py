@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, Value
+from tilewright.ir import Func, InputError, Level, Module
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template, joined_templates
-from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
 from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of
+from tilewright.passes.tensor.chains.taken import disjoint, with_chains
 
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9
@@ -52,8 +49,8 @@ def chain_kernels(
         c for c in candidates.all()
         if _selected(anchors(c.chosen), only) and _taken(c, when, attention)
     ]  # fmt: skip
-    taken = _disjoint(worthwhile, registers_first=attention == "always")
-    return _replaced(module, taken) if taken else module
+    first = _in_registers if attention == "always" else None
+    return with_chains(module, disjoint(worthwhile, first))
 
 
 def _selected(names: str, only: str) -> bool:
@@ -124,49 +121,3 @@ class _Model:
     def seconds(self, kernel: Func) -> float:
         """Estimated seconds of a kernel as it would run on its own; 0 where nothing estimates it."""
         return alone_s(kernel, self.ctx, self.hardware)
-
-
-def _disjoint(candidates: Sequence[ChainCandidate], *, registers_first: bool) -> list[ChainCandidate]:
-    """Candidates that share no call: those with the largest gain first, of all or of those in registers."""
-    taken: list[ChainCandidate] = []
-    used: set[int] = set()
-
-    def rank(c: ChainCandidate) -> tuple[bool, float]:
-        return registers_first and not _in_registers(c.chosen), -c.gain_s
-
-    for c in sorted(candidates, key=rank):
-        calls = set(map(id, c.calls))
-        if not calls & used:
-            used |= calls
-            taken.append(c)
-    return taken
-
-
-def _replaced(module: Module, taken: Sequence[ChainCandidate]) -> Module:
-    """The module with each candidate's calls replaced by one, where the last of them was."""
-    last = {id(c.calls[-1]): c for c in taken}
-    gone = {id(op) for c in taken for op in c.calls}
-    names = {f.name for f in module.funcs}
-    kernels: list[Func] = []
-    ops: list[Op] = []
-    for op in module.main.body.ops:
-        if id(op) in last:
-            c = last[id(op)]
-            kernel = replace(c.chosen, name=numbered(c.chosen.name, names))
-            names.add(kernel.name)
-            kernels.append(kernel)
-            ops.append(_call(kernel, c.arguments, c.returned, op))
-        elif id(op) not in gone:
-            ops.append(op)
-    called = {callee_of(op) for op in ops if op.name == "tensor.call"}
-    main = module.main.with_body(Block(module.main.params, tuple(ops)))
-    remaining = [
-        main if f is module.main else f for f in module.funcs if f.name in called or f is module.main
-    ]
-    return module.with_funcs((*kernels, *remaining))
-
-
-def _call(kernel: Func, arguments: Sequence[Value], returned: Sequence[Value], old: Op) -> Op:
-    return Op(
-        "tensor.call", tuple(arguments), (("callee", Ref(kernel.name)),), tuple(returned), None, old.loc
-    )

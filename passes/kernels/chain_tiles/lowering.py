@@ -27,7 +27,8 @@ def lower_chain_tiles(kernel: Func) -> Func:
               from there to shared memory; fragments, mma; at the end maps of the sums, results
     """
     tiles, plan = chain_tiles_parameters(kernel)
-    return _Lowering(tiles, TilesBlock(tiles, plan)).lowered()
+    lowered = _Lowering(tiles, TilesBlock(tiles, plan)).lowered()
+    return lowered if plan.resident == 1 else lowered.with_attrs(resident=plan.resident)
 
 
 class _Lowering:

@@ -9,7 +9,7 @@ from tilewright.ir import AttrRecord, Func, InputError, Sizes, UnsupportedError
 from tilewright.ir.hardware_facts import WARP
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes.kernels.chain.stages import stages_of
-from tilewright.passes.kernels.chain_tiles.view import TilesChain, tiles_chain
+from tilewright.passes.kernels.chain_tiles.view import TilesChain, lies_in_vectors, tiles_chain
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
 
 
@@ -18,12 +18,14 @@ class ChainTilesParameters(AttrRecord):
     """Parameters of one chain on tensor cores.
 
     block: tile of the final result per dimension; part: channels between stages that a block takes at a time
-    (0: all of them, or there are none to walk over); warps of a block.
+    (0: all of them, or there are none to walk over); warps of a block; resident: blocks of a multiprocessor
+    that the compiler is told to leave registers for.
     """
 
     block: Sizes
     part: int = field(metadata={"least": 0})
     warps: int
+    resident: int = 1
 
     @property
     def threads(self) -> int:
@@ -72,4 +74,7 @@ def chain_tiles_parameters(kernel: Func) -> tuple[TilesChain, ChainTilesParamete
             chain = tiles_chain(kernel, found.block, found.part)
         except UnsupportedError as e:
             raise InputError(f"expected a chain for tensor cores: {e}") from e
+        for p in chain.products.values():
+            if not lies_in_vectors(p.view) or p.by_channel != p.view.in_rows(1):
+                raise InputError(f"expected weights in vectors of 16 bytes, packed where they lie otherwise, got {p.view.sources[1].value.type}")
     return chain, replace(found, block=Sizes({d: found.block[d] for d in par}))

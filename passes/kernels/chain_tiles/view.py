@@ -20,6 +20,7 @@ from tilewright.ir.tensor.ops import REDUCING, dims, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.chain.regions import Box, Span, read_box
 from tilewright.passes.kernels.chain.stages import Chain, Stage, chain_of, stages_of
+from tilewright.passes.kernels.matrix.problem import packs_rows
 from tilewright.passes.kernels.matrix.view import NARROW, MatrixView, matrix_view
 
 #: channels that one instruction multiplies of 16-bit factors
@@ -27,7 +28,7 @@ MMA_K = 16
 #: elements of a vector that an asynchronous copy moves
 VECTOR = 8
 #: products and other reductions of a chain at most: longer ones never pay, and take long to look at
-MOST_STAGES = 4
+MOST_STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Place:
 class Product:
     """One product of a chain, as a block computes it.
 
+    by_channel: whether weights lie, or are stored as constants, in rows of the channel, one for each column.
     box, kept: what it reads of its first factor, and the box of that in shared memory; places: of each row
     dimension, where it moves in the factor; taps: rows by which one step of a reduced dimension moves.
     """
@@ -52,6 +54,7 @@ class Product:
     kept: Box
     places: Mapping[str, Place]
     taps: Mapping[str, int]
+    by_channel: bool
     walks: bool
     last: bool
 
@@ -101,11 +104,6 @@ class Product:
         for d in self.view.taps:
             points = [{**p, d: i} for p in points for i in range(self.view.sizes[d])]
         return tuple(points)
-
-    @property
-    def by_channel(self) -> bool:
-        """Whether weights lie in rows of the channel, one for each column; else in rows of columns."""
-        return self.view.along(1) == self.view.channel
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
@@ -193,7 +191,8 @@ def _unfit_product(kernel: Func, op: Op) -> str:
         return "a product has weights of its own for each of a batch"
     if len([d for d in view.columns if view.sizes[d] > 1]) != 1 or view.sizes[view.columns[-1]] == 1:
         return "a product has columns of several dimensions"
-    if not view.sources[1].given or view.copy_elements(1) * itemsize(view.dtype) != VECTOR_BYTES:
+    packed = packs_rows(kernel, view) and view.sizes[view.channel] % VECTOR == 0
+    if not view.sources[1].given or not (packed or lies_in_vectors(view)):
         return "weights of a product do not lie in vectors of 16 bytes"
     value, forms = op.operands[0], _forms(op)
     if not forms or forms[-1] != Linear(((Sym(view.channel), 1),)):
@@ -207,6 +206,11 @@ def _unfit_product(kernel: Func, op: Op) -> str:
     elif view.sources[0].value in kernel.params or not _is_stage_result(kernel, value):
         return "the first factor of a product is computed from parameters"
     return ""
+
+
+def lies_in_vectors(view: MatrixView) -> bool:
+    """Return whether asynchronous copies of 16 bytes bring the weights as they lie in memory."""
+    return view.copy_elements(1) * itemsize(view.dtype) == VECTOR_BYTES
 
 
 def _is_stage_result(kernel: Func, value: Value) -> bool:
@@ -230,6 +234,9 @@ def tiles_chain(kernel: Func, block: Mapping[str, int], part: int) -> TilesChain
     walked = walked_dim(kernel)
     if part and not walked:
         raise UnsupportedError("its last stage is no product of what it keeps, so that nothing can be walked")
+    extent = dims(stages_of(kernel)[-1].anchor, "red").get(walked, 0)
+    if part and extent % part:
+        raise UnsupportedError(f"steps of {part} channels do not divide {extent} of them")
     chain = chain_of(kernel, block, {walked: part} if part else {})
     products = {
         i: _product(chain, stage)
@@ -280,7 +287,8 @@ def _product(chain: Chain, stage: Stage) -> Product:
         raise UnsupportedError("rows of a product are no rows of its first factor")
     if sizes[view.columns[-1]] % MMA_N:
         raise UnsupportedError(f"a product has no whole tiles of {MMA_N} columns")
-    return Product(stage, view, box, kept, places, taps, _moves(stage, chain.walked), last)
+    by_channel = view.in_rows(1) or packs_rows(chain.kernel, view)
+    return Product(stage, view, box, kept, places, taps, by_channel, _moves(stage, chain.walked), last)
 
 
 def _several(d: str, sizes: Mapping[str, int], view: MatrixView) -> bool:

@@ -92,7 +92,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         first_stride=_stride(kernel, view, 0),
         second_stride=0 if _may_be_packed(kernel, view) else _stride(kernel, view, 1),
         first_rows=view.along(0) in ("", view.channel),
-        second_rows=view.along(1) in ("", view.channel) or _packs_rows(kernel, view),
+        second_rows=view.along(1) in ("", view.channel) or packs_rows(kernel, view),
         head_work=0.0 if view.stored else _work(before),
         tail_work=tail_work,
         tail_shared=tail_shared,
@@ -144,7 +144,7 @@ def _needed(values: Sequence[Value], ops: Sequence[Op]) -> list[Op]:
 
 def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
     """Return whether the second factor is packed to rows that the copy engine takes."""
-    return _packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
+    return packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
 
 
 def _work(ops: Sequence[Op]) -> float:
@@ -209,7 +209,7 @@ def _stride(kernel: Func, view: MatrixView, operand: int) -> int:
     return stride_of(kernel, view.op, source.value, source.at, view.along(operand) or view.channel)
 
 
-def _packs_rows(kernel: Func, view: MatrixView) -> bool:
+def packs_rows(kernel: Func, view: MatrixView) -> bool:
     """Return whether the second factor is a constant that `pack-weights` stores in rows of the channel."""
     if view.exchanged:
         return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
@@ -43,7 +44,8 @@ class ChainSearch:
     choose: the parameters of a merged kernel, None where it is no legal chain; seconds: of a kernel alone.
     wanted: whether a chain of kernels with these ops, by name and number, can be of use. unfinished: whether
     a merged kernel that is no legal chain, or a slow one, is grown nevertheless. saving: whether a chosen
-    kernel may also return statistics of lines that ops behind it read.
+    kernel may also return statistics of lines that ops behind it read. marked: kernels say which of their
+    parameters are constants, whose order in memory is free.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class ChainSearch:
         wanted: Callable[[Counter[str]], bool] = bool,
         unfinished: Callable[[Func], bool] = lambda kernel: False,
         saving: Callable[[Func], bool] = lambda kernel: False,
+        *,
+        marked: bool = False,
     ) -> None:
         self.choose, self.seconds, self.wanted, self.unfinished = choose, seconds, wanted, unfinished
-        self.saving = saving
+        self.saving, self.marked = saving, marked
         # what other passes already decided about a kernel or a call would be lost
         self.kernels = {f.name: f for f in module.funcs if f.name != "main" and not f.attrs}
         self.names_of: dict[str, Counter[str]] = {}  # of the ops of kernels
@@ -147,6 +151,12 @@ class ChainSearch:
         made = (r for op in calls[:-1] for r in op.results)
         return {r for r in made if any(id(x) not in inside for x in self.readers.get(r, ()))}
 
+    def _with_marks(self, kernel: Func, arguments: Sequence[Value]) -> Func:
+        """The kernel with the positions of its constant parameters, where these are asked for."""
+        if not self.marked:
+            return kernel
+        return kernel.with_attrs(**{WEIGHTS: tuple(i for i, v in enumerate(arguments) if v in self.names)})
+
     def _array(self, v: Value) -> np.ndarray | None:
         """The data of a constant that the module holds."""
         name = self.names.get(v, "")
@@ -161,8 +171,10 @@ class ChainSearch:
         name = f"{callee_of(calls[-1])}_chain"
         kernel, arguments, returned = merged(calls, self.kernels, outputs, name)
         kernel, arguments = with_computed_masks(kernel, arguments, self._array)
+        kernel = self._with_marks(kernel, arguments)
         chosen, unfinished = self.choose(kernel), self.unfinished(kernel)
         if chosen is None or (saved and not self.saving(chosen)):
             return None, unfinished
-        separate = sum(self.seconds(self.kernels[callee_of(c)]) for c in calls)
+        apart = (self._with_marks(self.kernels[callee_of(c)], c.operands) for c in calls)
+        separate = sum(map(self.seconds, apart))
         return ChainCandidate(tuple(calls), chosen, tuple(arguments), tuple(returned), separate), unfinished
