@@ -127,6 +127,24 @@ def recurrence_text(facts: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def chain_facts(main: Func) -> list[dict[str, Any]]:
+    """The chains on tensor cores that chain-tiles looked at, with both estimates or the reason for none."""
+    records = main.get("chains")
+    return [r.as_dict() for r in records if isinstance(r, Pairs)] if isinstance(records, tuple) else []
+
+
+def chain_text(facts: Sequence[dict[str, Any]]) -> str:
+    """A line about each of `chain_facts`; empty where there are none."""
+    lines = []
+    for f in facts:
+        if "reason" in f:
+            lines.append(f"chain {f['kernels']}: apart, since {f['reason']}")
+            continue
+        seconds = f"{1e6 * f['estimate_s']:.1f} us by the model, {1e6 * f['separate_s']:.1f} apart"
+        lines.append(f"chain {f['kernels']}: {'one kernel' if f['taken'] else 'not taken'}, {seconds}")
+    return "\n".join(lines)
+
+
 def _choice_text(facts: dict[str, Any]) -> str:
     """What was chosen over all orders, what it costs by the model, and how much better a choice may be."""
     c = facts["choice"]
@@ -157,7 +175,7 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
     The hardware record, whether it was calibrated, the constants that were measured, those of another device,
     and the device without a record that it is used for. Of each kernel the
     template, parameters, bound, estimate and limit; of each convolution the algorithms;
-    how many values changed their layout; which recurrences were found.
+    how many values changed their layout; which recurrences and chains were found.
     """
     hardware = lowered.target.hardware
     return {
@@ -170,5 +188,6 @@ def compilation_facts(lowered: Lowered) -> dict[str, Any]:
         "convolutions": convolution_facts(lowered.graph.main, hardware, _factors(lowered.tensor)),
         "layouts": layout_facts(lowered.thread.main),
         "recurrences": recurrence_facts(lowered.thread.main),
+        "chains": chain_facts(lowered.thread.main),
         "kernels": [record.facts() for record in lowered.records],
     }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
-from tilewright.ir import Func, Level, Module, Pairs
+from tilewright.ir import Attr, Func, Level, Module, Pairs
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.chain_tiles.choice import choose_chain_tiles
@@ -81,16 +81,19 @@ class _Choice:
 
 
 def _with_facts(
-    module: Module, choice: _Choice, found: Iterable[ChainCandidate], taken: Iterable[ChainCandidate]
+    module: Module, choice: _Choice, found: Sequence[ChainCandidate], taken: Sequence[ChainCandidate]
 ) -> Module:
     """The module whose @main says what became of the chains that were looked at (`CHAINS`)."""
     facts: list[Pairs] = []
     kept = set(map(id, taken))
     for c in found:
-        said = {"kernels": " > ".join(map(callee_of, c.calls)), "taken": id(c) in kept}
-        facts.append(Pairs.of({**said, "estimate_s": estimate_of(c.chosen), "separate_s": c.separate_s}))
+        said: dict[str, Attr] = {"kernels": " > ".join(map(callee_of, c.calls)), "taken": id(c) in kept}
+        said |= {"estimate_s": estimate_of(c.chosen), "separate_s": c.separate_s}
+        facts.append(Pairs.of(said))
+    ended = {c.chosen.name for c in found}
     for name, reason in choice.refused.items():
-        facts.append(Pairs.of({"kernels": name, "taken": False, "reason": reason}))
+        if name not in ended:
+            facts.append(Pairs.of({"kernels": name, "taken": False, "reason": reason}))
     if not facts:
         return module
     main = module.main.with_attrs(**{CHAINS: tuple(dict.fromkeys(facts))})

@@ -265,6 +265,19 @@ def chained(kernel: str, block: dict[str, int], threads: int, lanes: int, stage_
     return m.with_funcs((with_template(m.funcs[0], "chain", Pairs.of(params)), m.funcs[1]))
 
 
+def with_constants(m: Module, names: tuple[str, ...], seed: int = 1) -> Module:
+    """A flat module in which these parameters of @main are random constants."""
+    rng, main = np.random.default_rng(seed), m.main
+    taken = [p for p in main.params if p.hint in names]
+    ops = [Op("tensor.constant", (), (("name", p.hint),), (p,)) for p in taken]
+    arrays = {
+        p.hint: (0.5 * rng.standard_normal(p.tensor.shape)).astype(storage_dtype(p.tensor.dtype)) for p in taken
+    }
+    params = tuple(p for p in main.params if p not in taken)
+    body = Block(params, (*ops, *main.body.ops))
+    return m.with_funcs((main.with_body(body),)).with_constants(m.constants.updated(arrays))
+
+
 def chained_tiles(kernel: str, block: dict[str, int], part: int, warps: int) -> Module:
     """The called kernel as a chain on tensor cores with forced parameters."""
     m = called(kernel)

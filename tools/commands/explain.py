@@ -16,6 +16,8 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.lowering import Lowered, lower
 from tilewright.compilation.option_values import PARTITIONER
 from tilewright.compilation.report_facts import (
+    chain_facts,
+    chain_text,
     compilation_facts,
     layout_facts,
     layout_text,
@@ -203,6 +205,8 @@ def explain_step(a: argparse.Namespace) -> None:
         print(line)
     if line := recurrence_text(recurrence_facts(lowered.thread.main)):
         print(line)
+    if line := chain_text(chain_facts(lowered.thread.main)):
+        print(line)
     print(training_text(facts))
 
 
@@ -247,6 +251,7 @@ def _document(head: str, facts: Mapping[str, Any], rows: list[dict[str, Any]], l
         hardware_text(facts),
         layout_text(facts["layouts"]),
         recurrence_text(facts.get("recurrences", ())),
+        chain_text(facts.get("chains", ())),
         *(f"refused {r['kernel']} with {r['params']}: {r['reason']}" for r in facts.get("refused", ())),
         *map(_text, rows),
         f"sum over launches: bound {1e6 * bound:.1f} us, estimate {1e6 * estimate:.1f} us",
