@@ -1,4 +1,4 @@
-"""Pass chain-tiles: products and windows of which each reads what the one before finished become one kernel."""
+"""Pass chain-tiles: products and windows that read what the one before finished become one kernel."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def chain_tiles(
         -->   %y = call(%x, %w, %v, %p, callee = @project_chain)
 
     What lies between them stays in shared memory, with its halo, and where the last one is a product a part
-    of its channels at a time. Legality follows from index sets (`passes/kernels/chain_tiles/view.py`): nothing
-    names a network. when: `auto` where the estimate is below 0.95 of the sum of the kernels apart, `always`
-    where legal, `never`. What became of each chain, or why there is none, is said in an attribute of @main
-    that `explain` prints.
+    of its channels at a time. Legality follows from index sets (`passes/kernels/chain_tiles/view.py`):
+    nothing names a network. when: `auto` where the estimate is below 0.95 of the sum of the kernels apart,
+    `always` where legal, `never`. What became of each chain, or why there is none, is said in an attribute of
+    @main that `explain` prints.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or isinstance(hardware, CpuHardware):
@@ -68,7 +68,9 @@ class _Choice:
         """The chain that a kernel becomes, in its canonical dimensions; None where it is refused."""
         text = kernel_text(kernel)
         if text not in self.chosen:
-            self.chosen[text] = choose_chain_tiles(self.ctx.estimator.canonical(kernel, self.ctx), self.hardware)
+            self.chosen[text] = choose_chain_tiles(
+                self.ctx.estimator.canonical(kernel, self.ctx), self.hardware
+            )
         chosen = self.chosen[text]
         if isinstance(chosen, str):
             self.refused.setdefault(kernel.name, chosen)

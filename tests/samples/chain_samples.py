@@ -177,7 +177,10 @@ def inverted_residual(
     Weights of the products lie in rows of the channel summed over.
     """
     y, x, around = (h - 1) // stride + 1, (w - 1) // stride + 1, taps // 2
-    wide, small = f"par = (n: {n}, y: {h}, x: {w}, k: {hidden})", f"par = (n: {n}, y: {y}, x: {x}, k: {hidden})"
+    wide, small = (
+        f"par = (n: {n}, y: {h}, x: {w}, k: {hidden})",
+        f"par = (n: {n}, y: {y}, x: {x}, k: {hidden})",
+    )
     out, at = f"par = (n: {n}, y: {y}, x: {x}, k: {k})", "reads = [[n, y, x, k]"
     t, s, u = f"[{n}, {h}, {w}, {hidden}]", f"[{n}, {y}, {x}, {hidden}]", f"[{n}, {y}, {x}, {k}]"
     ops, params = [], [f"%in: f16[{n}, {h}, {w}, {c if 'e' in parts else hidden}]"]
@@ -213,8 +216,9 @@ def inverted_residual(
     if "r" in parts:
         ops.append(f"%10 = tensor.map(%9, %in, {out}, {at}, [n, y, x, k]]) : f16{u} {ADD16}")
         result = "%10"
-    text = "\n    ".join(ops)
-    text = f"tensor.func @chain({', '.join(params)}) -> {types} {{\n    {text}\n    tensor.return({result})\n  }}"
+    ops.append(f"tensor.return({result})")
+    lines = "\n    ".join(ops)
+    text = f"tensor.func @chain({', '.join(params)}) -> {types} {{\n    {lines}\n  }}"
     return text.replace("f16", dtype)
 
 
@@ -271,7 +275,8 @@ def with_constants(m: Module, names: tuple[str, ...], seed: int = 1) -> Module:
     taken = [p for p in main.params if p.hint in names]
     ops = [Op("tensor.constant", (), (("name", p.hint),), (p,)) for p in taken]
     arrays = {
-        p.hint: (0.5 * rng.standard_normal(p.tensor.shape)).astype(storage_dtype(p.tensor.dtype)) for p in taken
+        p.hint: (0.5 * rng.standard_normal(p.tensor.shape)).astype(storage_dtype(p.tensor.dtype))
+        for p in taken
     }
     params = tuple(p for p in main.params if p not in taken)
     body = Block(params, (*ops, *main.body.ops))

@@ -10,7 +10,6 @@ from tilewright.ir.hardware_facts import VECTOR_BYTES
 from tilewright.ir.simplify import coefficients
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.chain.parameters import ChainParameters
 from tilewright.passes.kernels.chain.regions import Box
 from tilewright.passes.kernels.chain.stages import Chain, Stage
 from tilewright.passes.kernels.writing.points import Points
@@ -38,13 +37,13 @@ class ChainPoints(Points):
 class ChainBlock:
     """The block of a chain kernel under construction."""
 
-    def __init__(self, chain: Chain, plan: ChainParameters) -> None:
-        self.chain, self.plan = chain, plan
+    def __init__(self, chain: Chain, threads: int) -> None:
+        self.chain, self.threads = chain, threads
         counts = chain.blocks
         total = 1
         for n in counts.values():
             total *= n
-        self.w = Writer(chain.kernel, plan.threads, (total, 1, 1))
+        self.w = Writer(chain.kernel, threads, (total, 1, 1))
         where = self.w.unravel(Sym("bid.x"), list(counts.values()))
         self.origins: dict[str, Expr] = {
             d: self.w.simple(at * chain.tiles[d]) for (d, _), at in zip(counts.items(), where, strict=True)

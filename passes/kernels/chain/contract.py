@@ -31,13 +31,13 @@ HELD_BYTES = 160
 class StageContract:
     """Writes the contraction of a stage, then its maps."""
 
-    def __init__(self, block: ChainBlock, stage: Stage) -> None:
+    def __init__(self, block: ChainBlock, stage: Stage, plan: ChainParameters) -> None:
         self.block, self.stage, self.op, self.w = block, stage, stage.anchor, block.w
-        self.tiles: ContractTiles = contract_tiles(self.op, stage.domain, block.plan.threads)
+        self.tiles: ContractTiles = contract_tiles(self.op, stage.domain, block.threads)
         self.par = list(dims(self.op, "par"))
         self.red = dims(self.op, "red")
         self.origin = dict(zip(self.par, block.base(stage.domain), strict=True))
-        self.step = chunk_steps(block.chain, stage, block.plan)
+        self.step = chunk_steps(block.chain, stage, plan)
         self.deep = deep_dim(stage, self.step)
         self.chunks = {d: n // self.step[d] for d, n in self.red.items()}
         self.staged: list[tuple[Region, Value] | None] = []
@@ -213,7 +213,7 @@ class StageContract:
         return group * t.tile[d] + item
 
     def _linear(self, wave: Expr) -> Expr:
-        return self.w.simple(wave * self.block.plan.threads + Sym("tid"))
+        return self.w.simple(wave * self.block.threads + Sym("tid"))
 
     def _unit(self, wave: Expr) -> dict[str, Expr]:
         groups = self.tiles.groups

@@ -30,9 +30,9 @@ def lower_chain(kernel: Func) -> Func:
     """
     plan = chain_parameters(kernel)
     chain = chain_of(kernel, plan.block)
-    block = ChainBlock(chain, plan)
+    block = ChainBlock(chain, plan.threads)
     products = {
-        id(stage): StageContract(block, stage)
+        id(stage): StageContract(block, stage, plan)
         for stage in chain.stages
         if stage.anchor.name == "tensor.contract" and not shared_lanes(stage, plan)
     }

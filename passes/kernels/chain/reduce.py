@@ -31,9 +31,9 @@ def lower_map_stage(block: ChainBlock, stage: Stage) -> None:
     vec = MAP_VECTOR if extents and extents[-1] % MAP_VECTOR == 0 else 1
     groups = (*extents[:-1], extents[-1] // vec) if extents else ()
     total = prod(groups)
-    steps = -(-total // block.plan.threads)
+    steps = -(-total // block.threads)
     with w.loop("t", steps, unroll=4 if steps % 4 == 0 else 0) as step:
-        linear = w.simple(step * block.plan.threads + Sym("tid"))
+        linear = w.simple(step * block.threads + Sym("tid"))
         with w.when(w.below(linear, total)):
             at = w.unravel(linear, groups)
             with w.loop("v", vec, unroll=1) as lane:
@@ -68,7 +68,7 @@ class StageReduce:
     def lower(self) -> None:
         """One point per group of lanes and step."""
         w, lanes = self.w, self.lanes
-        slots = self.block.plan.threads // lanes
+        slots = self.block.threads // lanes
         steps = -(-self.points // slots)
         slot = w.simple(Sym("tid") // lanes)
         accs = [w.alloc((self.vec,), r.tensor.dtype, "reg", "part") for r in self.op.results]

@@ -75,7 +75,7 @@ class TilesBlock(ChainBlock):
     """A block whose kept values are matrices."""
 
     def __init__(self, tiles: TilesChain, plan: ChainTilesParameters) -> None:
-        super().__init__(tiles.chain, plan)
+        super().__init__(tiles.chain, plan.threads)
         self.tiles = tiles
         self.warps = plan.warps
         for stage in tiles.chain.stages:

@@ -1,4 +1,4 @@
-"""Chooses tiles, parts and warps of a chain on tensor cores by the cost model, and says why it cannot be one."""
+"""Chooses tiles, parts and warps of a chain on tensor cores by the cost model, or says why it is none."""
 
 from __future__ import annotations
 

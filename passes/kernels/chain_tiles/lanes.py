@@ -50,7 +50,9 @@ def runs_of(extents: tuple[int, ...], taps: int, threads: int) -> Runs:
         units = prod(extents) // (channels * run)
         steps = -(-units // threads)
         side = taps**0.5
-        found.append((steps * (run * taps + (run + side - 1) * side + taps), Runs(channels, run, units, steps)))
+        found.append(
+            (steps * (run * taps + (run + side - 1) * side + taps), Runs(channels, run, units, steps))
+        )
     return min(found, key=lambda f: f[0])[1]
 
 

@@ -70,12 +70,18 @@ class _Lowering:
         return {d: self.w.simple(step * part) for d, part in self.tiles.chain.walked.items()}
 
     def _stage(
-        self, i: int, pending: int, refills: Sequence[tuple[int, int]] = (), step: Expr = 0, *, whole: bool = True
+        self,
+        i: int,
+        pending: int,
+        refills: Sequence[tuple[int, int]] = (),
+        step: Expr = 0,
+        *,
+        whole: bool = True,
     ) -> None:
         """Wait for what a stage reads, start copies to what is free now, compute it.
 
-        pending: groups of copies that may still be on their way; refills: products whose weights are free, and
-        for how many steps ahead they are renewed; whole: the sums of the stage are complete.
+        pending: groups of copies that may still be on their way; refills: products whose weights are free,
+        and for how many steps ahead they are renewed; whole: the sums of the stage are complete.
         """
         w, stage = self.w, self.tiles.chain.stages[i]
         with w.b.at(stage.anchor.loc):
@@ -128,15 +134,11 @@ class CopyOrder:
                 first.append(i)
             if tiles.steps > 1:
                 refills.setdefault(inside[(n + 1) % len(inside)], []).append((i, 0 if wraps else 1))
-        if last in tiles.products or not inside:
-            walk = inside
-        else:
-            walk = []
         issued: list[tuple[int, int]] = [(i, 0) for i in first]
         waits_before = {i: _behind(issued, (i, 0)) for i in before}
         waits: dict[int, int] = {}
         for step in range(min(tiles.steps, 3)):
-            for i in walk:
+            for i in inside:
                 if i in tiles.products:
                     behind = _behind(issued, (i, step))
                     waits[i] = min(behind, waits.get(i, behind))
@@ -144,7 +146,10 @@ class CopyOrder:
         for i in inside:
             waits.setdefault(i, 0)
         return cls(
-            tuple(first), {i: tuple(r) for i, r in refills.items()}, waits, {i: waits_before[i] for i in before}
+            tuple(first),
+            {i: tuple(r) for i, r in refills.items()},
+            waits,
+            {i: waits_before[i] for i in before},
         )
 
 

@@ -35,7 +35,7 @@ class ChainTilesParameters(AttrRecord):
 
 @dataclass(frozen=True)
 class WarpTiles:
-    """The division of a product's tiles among warps: warps along rows and columns, tiles of a warp of each."""
+    """The division of a product among warps: warps along rows and columns, tiles of a warp along each."""
 
     warps_m: int
     warps_n: int
@@ -76,5 +76,6 @@ def chain_tiles_parameters(kernel: Func) -> tuple[TilesChain, ChainTilesParamete
             raise InputError(f"expected a chain for tensor cores: {e}") from e
         for p in chain.products.values():
             if not lies_in_vectors(p.view) or p.by_channel != p.view.in_rows(1):
-                raise InputError(f"expected weights in vectors of 16 bytes, packed where they lie otherwise, got {p.view.sources[1].value.type}")
+                kind = p.view.sources[1].value.type
+                raise InputError(f"expected weights in vectors of 16 bytes, or packed so, got {kind}")
     return chain, replace(found, block=Sizes({d: found.block[d] for d in par}))

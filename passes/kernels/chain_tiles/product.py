@@ -1,4 +1,4 @@
-"""The product of one stage on tensor cores: weights and rows to shared memory, fragments, results of tiles."""
+"""The product of one stage on tensor cores: weights and rows to shared memory, fragments, results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ class StageProduct:
             tap, major, vector = w.unravel(number, (taps, rows, vectors))
             minor = vector * VECTOR
             column, k = (major, minor) if p.by_channel else (minor, major)
-            env: dict[str, Expr] = {**start, p.column: start[p.column] + column, self.view.channel: channel + k}
+            env: dict[str, Expr] = {
+                **start,
+                p.column: start[p.column] + column,
+                self.view.channel: channel + k,
+            }
             sizes = [self.view.sizes[d] for d in self.view.taps]
             env.update(zip(self.view.taps, w.unravel(tap, sizes), strict=True))
             limits = (

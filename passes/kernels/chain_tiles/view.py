@@ -1,4 +1,4 @@
-"""A chain as products of matrices in shared memory, and other stages between them: what is legal, and why not.
+"""A chain as products of matrices in shared memory, and windows between them: what is legal, and why not.
 
 What a block keeps is a matrix: pixels (all dimensions but the last, in their order) by channels (the last
 one). A product multiplies rows of such a matrix by weights. A window over pixels moves the first row by a
@@ -170,7 +170,7 @@ def unfit(kernel: Func) -> str:
         return "a map between its stages needs what other threads compute"
     if any(s.anchor.name not in ("tensor.contract", "tensor.window") for s in stages):
         return "it has reductions other than products and windows"
-    outside = {v for v in kernel.body.ops[-1].operands} - {v for v, _ in stages[-1].results}
+    outside = set(kernel.body.ops[-1].operands) - {v for v, _ in stages[-1].results}
     if outside:
         return "something behind it reads what a stage before the last one gives"
     products = [s.anchor for s in stages if s.anchor.name == "tensor.contract"]
@@ -266,7 +266,9 @@ def _product(chain: Chain, stage: Stage) -> Product:
     if box[-1] != kept[-1]:
         raise UnsupportedError("a product reads some of the channels that another stage reads")
     if value in chain.kept and box[-1].extent % MMA_K:
-        raise UnsupportedError(f"a step has {box[-1].extent} channels, where multiples of {MMA_K} are expected")
+        raise UnsupportedError(
+            f"a step has {box[-1].extent} channels, where multiples of {MMA_K} are expected"
+        )
     sizes = {d: s.extent for d, s in zip(dims(op, "par"), stage.domain, strict=True)}
     places: dict[str, Place] = {}
     taps: dict[str, int] = {}

@@ -31,15 +31,15 @@ from tilewright.passes.kernels.matrix.problem import instructions
 _OTHER_REGISTERS = 48
 #: registers of a lane for fragments of a tile of rows, of columns, and of sums
 _ROW_REGISTERS, _COLUMN_REGISTERS, _SUM_REGISTERS = 4, 2, 4
-#: instructions of a result beside its maps, as in the machine code for sm_90: a pair of them is rounded by one
-#: and stored by one, and each is exchanged for another value outside of its tensor
+#: instructions of a result beside its maps, as in the machine code for sm_90: one rounds a pair of them, one
+#: stores it, and each is exchanged for another value outside of its tensor
 _PAIR = 2
 _ROUND_INSTRUCTIONS, _OUTSIDE_INSTRUCTIONS = 1.0, 1.0
 
 
 @dataclass(frozen=True)
 class StageLoad:
-    """What one block asks for in one run of a stage, in cycles of its multiprocessor where not said otherwise.
+    """The cycles of a multiprocessor for which one block needs it in one run of a stage.
 
     tensor, port, issue: of tensor cores, of shared memory's port, of issue slots; alone: of a single block.
     """
@@ -56,7 +56,7 @@ class StageLoad:
 
 @dataclass(frozen=True)
 class ChainTilesWork:
-    """A chain with chosen parameters. Per block: stages ahead of all steps, of each step, and what ends it."""
+    """A chain with chosen parameters. Per block: stages ahead of all steps, those of each step, the end."""
 
     blocks: int
     steps: int
@@ -176,9 +176,7 @@ def _applied(tiles: TilesChain, stage: Stage) -> float:
     """
     maps = [op for op, _ in stage.members if op is not stage.anchor]
     inner = (i.name for op in maps if op.body is not None for i in walk(op.body))
-    outside = any(
-        v in tiles.chain.kept and tiles.chain.kept[v].fill is not None for v, _ in stage.results
-    )
+    outside = any(v in tiles.chain.kept and tiles.chain.kept[v].fill is not None for v, _ in stage.results)
     own = instructions(name for name in inner if name != "scalar.cast")
     return own + _ROUND_INSTRUCTIONS + (_OUTSIDE_INSTRUCTIONS if outside else 0.0)
 
@@ -190,9 +188,7 @@ def _read_parameters(stage: Stage, anchor: Op) -> int:
     return sum(v not in own for op in maps for v in op.operands)
 
 
-def _window(
-    tiles: TilesChain, stage: Stage, plan: ChainTilesParameters, hardware: GpuHardware
-) -> StageLoad:
+def _window(tiles: TilesChain, stage: Stage, plan: ChainTilesParameters, hardware: GpuHardware) -> StageLoad:
     """A window on lanes: vectors that a thread reads for all its results, products, maps, stores."""
     op = stage.anchor
     extents = tuple(s.extent for s in stage.domain)
@@ -303,4 +299,3 @@ def bound_chain_tiles(work: ChainTilesWork, hardware: GpuHardware) -> Bound:
     limit = max(terms, key=terms.__getitem__)
     seconds = terms[limit]
     return Bound(min(1.0, peak_s / seconds), seconds, limit, max(warm.values()))
-

@@ -14,7 +14,7 @@ from tilewright.passes.tensor.chains.merge import callee_of
 def disjoint(
     candidates: Iterable[ChainCandidate], preferred: Callable[[Func], bool] | None = None
 ) -> list[ChainCandidate]:
-    """Candidates that share no call: those with the largest gain first, of the preferred ones, then others."""
+    """Candidates that share no call, by their gain: of the preferred ones first, then of others."""
     taken: list[ChainCandidate] = []
     used: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""Chains on tensor cores: every pattern with forced tiles against the interpreter; what is refused, and why."""
+"""Chains on tensor cores: every pattern with forced tiles against the interpreter, refusals, estimates."""
 
 from dataclasses import replace
 
@@ -30,8 +30,12 @@ BLOCK = {"n": 1, "y": 6, "x": 6, "k": 24}
 CASES = {
     "residual": (samples.inverted_residual(2, 12, 12, 24, 96, 24), BLOCK, 48, 4),
     "one step": (samples.inverted_residual(1, 12, 12, 24, 96, 24), BLOCK, 0, 4),
-    "three steps": (samples.inverted_residual(1, 7, 7, 16, 144, 16), {"n": 1, "y": 7, "x": 7, "k": 16}, 48, 2),
-    "strided": (samples.inverted_residual(2, 13, 14, 24, 96, 40, stride=2, parts="ep"), BLOCK | {"k": 40}, 32, 4),
+    "three steps": (
+        samples.inverted_residual(1, 7, 7, 16, 144, 16), {"n": 1, "y": 7, "x": 7, "k": 16}, 48, 2
+    ),
+    "strided": (
+        samples.inverted_residual(2, 13, 14, 24, 96, 40, stride=2, parts="ep"), BLOCK | {"k": 40}, 32, 4
+    ),
     "wider windows": (samples.inverted_residual(1, 9, 10, 16, 64, 24, taps=5, parts="ep"), BLOCK, 16, 8),
     "tiles over edges": (
         samples.inverted_residual(2, 11, 13, 24, 64, 24), {"n": 2, "y": 4, "x": 8, "k": 24}, 32, 4
@@ -46,7 +50,9 @@ CASES = {
     "strided product and window": (
         samples.inverted_residual(2, 13, 12, 24, 96, 24, stride=2, parts="e"), BLOCK | {"k": 48}, 0, 4
     ),
-    "brain floats": (samples.inverted_residual(1, 8, 8, 16, 32, 16, dtype="bf16"), {"n": 1, "y": 4, "x": 8, "k": 16}, 16, 2),
+    "brain floats": (
+        samples.inverted_residual(1, 8, 8, 16, 32, 16, dtype="bf16"), {"n": 1, "y": 4, "x": 8, "k": 16}, 16, 2
+    ),
     "products": (samples.halves(48, 64, 96, 24), {"m": 32, "k": 24}, 32, 2),
     "bottleneck": (samples.bottleneck(2, 9, 10, 48, 32), {"n": 1, "y": 3, "x": 5, "k": 48}, 16, 4),
     "bottleneck, whole": (samples.bottleneck(1, 7, 7, 64, 32), {"n": 1, "y": 7, "x": 7, "k": 64}, 0, 8),
@@ -144,8 +150,12 @@ def test_dense_windows_that_step_are_refused():
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"block": {"n": 1}}, "a tile for each of"), ({"warps": 64}, "at most 1024 threads"), ({"part": 40}, "do not divide")],
-)  # fmt: skip
+    [
+        ({"block": {"n": 1}}, "a tile for each of"),
+        ({"warps": 64}, "at most 1024 threads"),
+        ({"part": 40}, "do not divide"),
+    ],
+)
 def test_impossible_parameters_are_named(change, words):
     given = {"block": BLOCK, "part": 48, "warps": 4, **change}
     with pytest.raises(InputError, match=words):
