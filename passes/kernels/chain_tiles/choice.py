@@ -128,7 +128,7 @@ def _blocks(par: Mapping[str, int], hardware: GpuHardware, *, cut: bool) -> Iter
         sorted({t for t in _TILES if t < n and (n % t == 0 or n > 4 * t)} | {n})
         for n in (par[d] for d in pixels)
     ]
-    found = []
+    found: list[tuple[float, int, dict[str, int]]] = []
     least = min(_FEWEST_PIXELS, prod(par[d] for d in pixels))
     for tile in product(*options):
         size = prod(tile)

@@ -72,8 +72,9 @@ class StageProduct:
         value = self.view.sources[1].value
         taps, rows, columns = p.weight_shape
         vectors = columns // VECTOR
-        start = {d: s.base(self.block.origins | origins) for d, s in self._domain().items()}
-        channel = p.box[-1].base(self.block.origins | origins)
+        there = {**self.block.origins, **origins}
+        start = {d: s.base(there) for d, s in self._domain().items()}
+        channel = p.box[-1].base(there)
         with w.b.at(self.op.loc), self._copies(taps * rows * vectors) as (number, inside):
             tap, major, vector = w.unravel(number, (taps, rows, vectors))
             minor = vector * VECTOR

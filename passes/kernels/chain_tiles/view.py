@@ -274,16 +274,18 @@ def _product(chain: Chain, stage: Stage) -> Product:
     taps: dict[str, int] = {}
     pitch = 1
     for form, span in zip(_forms(op)[-2::-1], kept[-2::-1], strict=True):
-        moving = [(a, c) for a, c in form.terms if not isinstance(a, Sym) or _several(a.name, sizes, view)]
-        for atom, step in moving:
-            if not isinstance(atom, Sym) or (step != 1 and atom.name in sizes) or step < 0:
+        if any(not isinstance(atom, Sym) for atom, _ in form.terms):
+            raise UnsupportedError("rows of a product are no rows of its first factor")
+        steps = {a.name: c for a, c in form.terms if isinstance(a, Sym) and _several(a.name, sizes, view)}
+        for d, step in steps.items():
+            if step < 0 or (step != 1 and d in sizes):
                 raise UnsupportedError("rows of a product step over rows of its first factor")
-            if atom.name in sizes:
-                if atom.name in places or any(a.name in sizes and a != atom for a, _ in moving):
-                    raise UnsupportedError("rows of a product are no rows of its first factor")
-                places[atom.name] = Place(span.extent, pitch)
+            if d not in sizes:
+                taps[d] = taps.get(d, 0) + step * pitch
+            elif d in places or any(other in sizes for other in steps if other != d):
+                raise UnsupportedError("rows of a product are no rows of its first factor")
             else:
-                taps[atom.name] = taps.get(atom.name, 0) + step * pitch
+                places[d] = Place(span.extent, pitch)
         pitch *= span.extent
     if any(sizes[d] > 1 and d not in places for d in view.rows):
         raise UnsupportedError("rows of a product are no rows of its first factor")

@@ -15,7 +15,7 @@ from tilewright.costmodel.kernels.bound import LAUNCH, PEAK, Bound
 from tilewright.ir import Op
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M, MMA_N, WARP
 from tilewright.ir.nodes import walk
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir.tensor.ops import dims, fills
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import placed_reads
 from tilewright.passes.kernels.chain.regions import Span, read_box
@@ -93,6 +93,10 @@ def chain_tiles_work(tiles: TilesChain, plan: ChainTilesParameters, hardware: Gp
         if p.factor not in chain.kept:
             shared += prod(matrix_shape(tiles, p.factor, plan.warps)) * size
             row_bytes += p.pixels * p.channels * size
+    for i, stage in enumerate(chain.stages):
+        if i not in tiles.products:
+            read = _window_bytes(tiles, stage)
+            weight_bytes += read if tiles.walks(i) or i == last else read / tiles.steps
     loads = [_stage(tiles, i, plan, hardware) for i in range(last + 1)]
     before = tuple(loads[i] for i in range(last) if not tiles.walks(i))
     each = tuple(loads[i] for i in range(last) if tiles.walks(i))
@@ -188,6 +192,17 @@ def _read_parameters(stage: Stage, anchor: Op) -> int:
     return sum(v not in own for op in maps for v in op.operands)
 
 
+def _window_bytes(tiles: TilesChain, stage: Stage) -> float:
+    """Bytes of parameters that a block reads for a window, each once: they stay in the first cache."""
+    return float(
+        sum(
+            prod(s.extent for s in read_box(stage.anchor, at, stage.domain)) * itemsize(v.tensor.dtype)
+            for v, at in placed_reads(stage.anchor)
+            if v not in tiles.chain.kept
+        )
+    )
+
+
 def _window(tiles: TilesChain, stage: Stage, plan: ChainTilesParameters, hardware: GpuHardware) -> StageLoad:
     """A window on lanes: vectors that a thread reads for all its results, products, maps, stores."""
     op = stage.anchor
@@ -196,19 +211,19 @@ def _window(tiles: TilesChain, stage: Stage, plan: ChainTilesParameters, hardwar
     box = tuple(
         Span((), 0, n) for n in (*(1 for _ in extents[:-2]), runs.run, runs.channels)[-len(extents) :]
     )
-    vectors = 0.0
-    port_bytes = 0.0
-    for v, at in placed_reads(op):
+    vectors = port_bytes = checks = 0.0
+    for (v, at), fill in zip(placed_reads(op), fills(op), strict=True):
         elements = prod(s.extent for s in read_box(op, at, box))
         vectors += elements / runs.channels
-        if v in tiles.chain.kept:
-            port_bytes += elements * itemsize(v.tensor.dtype)
+        port_bytes += elements * itemsize(v.tensor.dtype)
+        if fill is not None and v not in tiles.chain.kept:
+            checks += elements / runs.channels * hardware.chain.read_instructions
     results = runs.run * runs.channels
     fma = window_points(op) * results
     # every element that is read is widened once
     read = vectors * (1.0 + runs.channels)
     tail = results * _applied(tiles, stage)
-    per_unit = fma + read + tail + hardware.window.start_instructions
+    per_unit = fma + read + checks + tail + hardware.window.start_instructions
     per_thread = runs.steps * per_unit
     issued = runs.units * per_unit / WARP
     port = runs.units * (port_bytes + results * itemsize(stage.results[-1][0].tensor.dtype))
@@ -219,8 +234,7 @@ def _window(tiles: TilesChain, stage: Stage, plan: ChainTilesParameters, hardwar
 def _registers(tiles: TilesChain, plan: ChainTilesParameters) -> int:
     """Registers of a thread: sums of the last product, beside them those of the stage that needs most."""
     last = len(tiles.chain.stages) - 1
-    sums = 0
-    most = 0
+    sums, most = 0.0, 0.0
     for i, stage in enumerate(tiles.chain.stages):
         if i in tiles.products:
             t = _warps(tiles.products[i], plan)
