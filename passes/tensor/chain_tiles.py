@@ -16,6 +16,7 @@ from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of
+from tilewright.passes.tensor.chains.product_pairs import product_pairs
 from tilewright.passes.tensor.chains.taken import disjoint, with_chains
 
 #: a chain is taken where its estimate is below this share of those of its kernels
@@ -45,10 +46,23 @@ def chain_tiles(
         return module
     choice = _Choice(ctx, hardware)
     search = ChainSearch(module, choice.choose, choice.seconds, _possible, marked=True)
-    found = list(search.all())
+    found = _beside_pairs(list(search.all()), module, ctx, hardware)
     worthwhile = [c for c in found if when == "always" or estimate_of(c.chosen) < CLEARLY * c.separate_s]
     taken = disjoint(worthwhile)
     return _with_facts(with_chains(module, taken), choice, found, taken)
+
+
+def _beside_pairs(
+    found: Sequence[ChainCandidate], module: Module, ctx: PassContext, hardware: Hardware
+) -> list[ChainCandidate]:
+    """Candidates whose kernels apart take what they take where products share rows (`chain-products`)."""
+    pairs = product_pairs(module, ctx, hardware, legal=False) if found else []
+    out = []
+    for c in found:
+        calls = set(map(id, c.calls))
+        lost = sum(p.apart_s - p.chosen_s for p in pairs if calls & set(map(id, p.calls)))
+        out.append(replace(c, separate_s=c.separate_s - lost))
+    return out
 
 
 def _possible(ops: Counter[str]) -> bool:

@@ -61,7 +61,9 @@ class TilesPoints(ChainPoints):
     def filled(self, v: Value, at: Index, fill: float | int | bool | None, mask: Mask = ()) -> Value:
         if v in self.buffers:
             return self.value(v, at)
-        return super().filled(v, at, fill, mask)
+        # a parameter with a value outside is read where its index is inside, whether or not the point is
+        edges = v in self.w.inputs and fill is not None
+        return super().filled(v, at, fill, () if edges else mask)
 
     def _compute(self, v: Value, at: Index, mask: Mask) -> Value:
         if v in self.buffers:
