@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -37,6 +38,15 @@ class Constants(Mapping[str, np.ndarray]):
     def updated(self, arrays: Mapping[str, np.ndarray]) -> Constants:
         """A new mapping with `arrays` added or replaced; self when there is nothing to add."""
         return Constants({**self._arrays, **arrays}) if arrays else self
+
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype] | None:
+        """Shape and dtype of a constant, whose values need not be there for it; None where there is none."""
+        array = self._arrays.get(name)
+        return None if array is None else (array.shape, array.dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arrays, which are read-only again where they are loaded."""
+        return type(self), (self._arrays,)
 
     def only(self, names: frozenset[str]) -> Constants:
         """The constants named; self when none is dropped."""

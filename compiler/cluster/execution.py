@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tilewright.api import compile as compile_whole
 from tilewright.cluster.measuring.link import LinkSample, fitted_link, link_error, measure_link
 from tilewright.cluster.measuring.machine import (
     NetworkTimes,
@@ -20,7 +21,7 @@ from tilewright.cluster.measuring.run import execute
 from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds, with_batch
 from tilewright.cluster.planning.search import PlanCandidate, PlanningProblem, RequestedShape, best_division
 from tilewright.cluster.report import execution_facts, plan_facts
-from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Pick
+from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Pick, Precision
 from tilewright.costmodel.cluster.inputs.loading import load_cluster
 from tilewright.costmodel.cluster.inputs.machine import Cluster
 from tilewright.ir import InputError, Module
@@ -47,7 +48,7 @@ class PlanOptions:
     record: str | None = None
     save: str | None = None
     target: str = "auto"
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     memory: int | None = None
     storage: str | None = None
     least_weight_bytes: int = LEAST_WEIGHT_BYTES
@@ -60,7 +61,12 @@ class PlanOptions:
     @property
     def timing(self) -> dict[str, Any]:
         """On what and how often things are timed."""
-        return {"target": self.target, "repeats": self.repeats, "pick": self.pick}
+        return {"target": self.target, **self.repetition}
+
+    @property
+    def repetition(self) -> dict[str, Any]:
+        """How often things are timed, and which time counts."""
+        return {"repeats": self.repeats, "pick": self.pick}
 
 
 def plan_network(
@@ -77,7 +83,8 @@ def plan_network(
         return _planned(graph, name, options, given_cluster(options), None, [], None)[1]
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
     choices = {**options.timing, "precision": options.precision}
-    with WholeNetwork(module, communicator, inputs, **choices) as whole:
+    exe = compile_whole(module, options.target, precision=options.precision)
+    with WholeNetwork(exe, communicator, inputs, **options.repetition) as whole:
         expected, times, samples = whole.outputs(), whole.times(), list[LinkSample]()
         if options.record is None:
             samples = measure_link(communicator, **options.timing)
@@ -125,7 +132,8 @@ def _part_seconds(
     """Measured seconds of the ops of the network for fewer samples, whose kernels are other kernels."""
     module = with_batch(problem.module, samples)
     inputs = random_inputs(module.input_names, module.input_types, options.seed)
-    with WholeNetwork(module, communicator, inputs, **options.timing, precision=options.precision) as part:
+    exe = compile_whole(module, options.target, precision=options.precision)
+    with WholeNetwork(exe, communicator, inputs, **options.repetition) as part:
         part.outputs()
         times = part.times()
     measured = (times.launches, times.overhead_share)

@@ -123,11 +123,11 @@ def sgd(
         "nesterov": nesterov,
         "weight_decay": weight_decay,
     }
+    return Optimizer("sgd", _sgd, options, _sgd_slots, groups, ("momentum", "weight_decay"))
 
-    def slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
-        return {} if _is_zero(o["momentum"]) else zeros(shape, "momentum")
 
-    return Optimizer("sgd", _sgd, options, slots, groups, ("momentum", "weight_decay"))
+def _sgd_slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    return {} if _is_zero(o["momentum"]) else zeros(shape, "momentum")
 
 
 def _sgd(
@@ -254,12 +254,12 @@ def rmsprop(
         "momentum": _share("momentum", momentum),
         "centered": centered,
     }
+    return Optimizer("rmsprop", _rmsprop, options, _rmsprop_slots, groups)
 
-    def slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
-        names = ["v", *["mean"] * bool(o["centered"]), *["momentum"] * (not _is_zero(o["momentum"]))]
-        return zeros(shape, *names)
 
-    return Optimizer("rmsprop", _rmsprop, options, slots, groups)
+def _rmsprop_slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    names = ["v", *["mean"] * bool(o["centered"]), *["momentum"] * (not _is_zero(o["momentum"]))]
+    return zeros(shape, *names)
 
 
 def _rmsprop(
@@ -295,11 +295,11 @@ def adagrad(
         "initial_accumulator_value": initial_accumulator_value,
         "eps": eps,
     }
+    return Optimizer("adagrad", _adagrad, options, _adagrad_slots, groups, ("weight_decay",))
 
-    def slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
-        return {"sum": np.full(shape, o["initial_accumulator_value"], np.float32)}
 
-    return Optimizer("adagrad", _adagrad, options, slots, groups, ("weight_decay",))
+def _adagrad_slots(shape: tuple[int, ...], o: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    return {"sum": np.full(shape, o["initial_accumulator_value"], np.float32)}
 
 
 def _adagrad(
@@ -322,7 +322,7 @@ def lion(
 ) -> Optimizer:
     """Lion (Chen et al. 2023): the sign of a mean of gradient and momentum, with decoupled weight decay."""
     options = {"lr": lr, **_betas(betas), "weight_decay": weight_decay}
-    return Optimizer("lion", _lion, options, lambda shape, o: zeros(shape, "momentum"), groups)
+    return Optimizer("lion", _lion, options, _one_momentum, groups)
 
 
 def _lion(
@@ -350,6 +350,10 @@ NAMED: Mapping[str, Callable[..., Optimizer]] = {
 def zeros(shape: tuple[int, ...], *names: str) -> Mapping[str, np.ndarray]:
     """Slots of a shape that start at 0."""
     return {name: np.zeros(shape, np.float32) for name in names}
+
+
+def _one_momentum(shape: tuple[int, ...], options: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+    return zeros(shape, "momentum")
 
 
 def _two_moments(shape: tuple[int, ...], options: Mapping[str, Any]) -> Mapping[str, np.ndarray]:

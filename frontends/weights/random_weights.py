@@ -9,6 +9,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -104,9 +105,13 @@ class SeededConstants(Constants):
     def __len__(self) -> int:
         return len(self._shapes) + len(self._arrays)
 
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a constant, which is not made for it."""
-        return self._shapes[name] if name in self._shapes else self._arrays[name].shape
+    def form(self, name: str) -> tuple[tuple[int, ...], np.dtype] | None:
+        """See `Constants.form`."""
+        return (self._shapes[name], np.dtype(np.float32)) if name in self._shapes else super().form(name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what the drawn arrays follow from, and those that are held."""
+        return SeededConstants, (self._shapes, self._seed, self._arrays)
 
     def updated(self, arrays: Mapping[str, np.ndarray]) -> Constants:
         """A new mapping with `arrays` added or replaced; self when there is nothing to add."""

@@ -26,10 +26,13 @@ def check_initial_state(module: Module) -> None:
             where=f"@{module.name}",
         )
     for name, p in zip(module.input_names, module.main.params, strict=True):
-        array, t = module.constants.get(name) if name in names else None, p.tensor
-        if array is not None and (array.shape != t.shape or dtype_name(array.dtype) != t.dtype):
+        form, t = module.constants.form(name) if name in names else None, p.tensor
+        if form is None:
+            continue
+        shape, dtype = form
+        if shape != t.shape or dtype_name(dtype) != t.dtype:
             raise InputError(
-                f"state '{name}': expected a constant of {t}, got {array.dtype}{list(array.shape)}",
+                f"state '{name}': expected a constant of {t}, got {dtype}{list(shape)}",
                 where=f"@{module.name}",
             )
 

@@ -253,14 +253,15 @@ class _Checker:
         return faults
 
     def constant(self, op: Op) -> list[str]:
-        array = self.module.constants.get(str(op["name"]))
+        form = self.module.constants.form(str(op["name"]))
         t = op.result.type
         if not isinstance(t, TensorType):
             return [f"expected a tensor constant, got {t}"]
-        if array is None:
+        if form is None:
             return []
-        if array.shape != t.shape or dtype_name(array.dtype) != t.dtype:
-            return [f"constant '{op['name']}' is {array.dtype}{list(array.shape)}, the op says {t}"]
+        shape, dtype = form
+        if shape != t.shape or dtype_name(dtype) != t.dtype:
+            return [f"constant '{op['name']}' is {dtype}{list(shape)}, the op says {t}"]
         return []
 
     def call(self, op: Op) -> list[str]:

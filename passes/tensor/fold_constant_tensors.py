@@ -81,7 +81,7 @@ def _evaluated(module: Module, known: dict[Op, None], values: list[Value]) -> li
     types = tuple(v.type for v in values)
     ops = tuple(live_ops(Block((), (*known, end))))
     names = {str(op["name"]) for op in ops if op.name == "tensor.constant"}
-    arrays = Constants({n: a for n, a in module.constants.items() if n in names})
+    arrays = Constants({n: module.constants[n] for n in names if n in module.constants})
     folded = Module(module.name, (Func(Level.TENSOR, "main", Block((), ops), types),), (), arrays)
     return interpret(folded, precision="fp64")
 

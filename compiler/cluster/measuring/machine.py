@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from tilewright.api import compile as compile_whole
 from tilewright.cluster.measuring.trace import busy_s, end_s, picked
 from tilewright.cluster.planning.op_seconds import op_flops_of
 from tilewright.compilation.option_values import Pick
@@ -25,6 +24,7 @@ from tilewright.costmodel.links import Link
 from tilewright.devices.targets import target_here
 from tilewright.ir import Module
 from tilewright.profiling.kernel_times import TellsLaunchSpans
+from tilewright.running.executable import Executable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 from tilewright.runtime.storage.measure import measure_storage
 
@@ -52,19 +52,16 @@ class WholeNetwork:
 
     def __init__(
         self,
-        module: Module,
+        exe: Executable,
         communicator: AnyCommunicator,
         inputs: Sequence[np.ndarray],
         *,
-        target: str,
-        precision: str,
         repeats: int,
         pick: Pick,
     ) -> None:
-        """Compile it; errors as of `tilewright.compile`."""
-        self._communicator, self._inputs, self._repeats = communicator, inputs, repeats
+        """exe: it is closed with this."""
+        self.exe, self._communicator, self._inputs, self._repeats = exe, communicator, inputs, repeats
         self._pick: Pick = pick
-        self.exe = compile_whole(module, target, precision=precision)  # type: ignore[arg-type]  # checked there
 
     def __enter__(self) -> Self:
         return self

@@ -3,67 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.api import compile as compile_whole
 from tilewright.cluster.execution import PlanOptions
 from tilewright.cluster.measuring.run import Execution, timed_execution
 from tilewright.cluster.measuring.trace import TimedCommunicator
-from tilewright.cluster.steps.inputs import step_inputs
-from tilewright.cluster.steps.ways import StepSize, StepWay, TrainingTask
-from tilewright.costmodel.cluster.inputs.machine import Cluster
+from tilewright.cluster.steps.inputs import update_inputs
+from tilewright.cluster.steps.ways import DivisionRates, StepSize, StepWay, TrainingTask
+from tilewright.costmodel.links import Link
 from tilewright.devices.targets import resolve_target
 from tilewright.distributed import compile as compile_rank
-from tilewright.ir import Module
+from tilewright.running.executable import Executable
+from tilewright.running.rank_executable import DistributedExecutable
 from tilewright.runtime.communication.communicator import AnyCommunicator
 
 Array = np.ndarray
 
 
-def execute_step(
+@dataclass(frozen=True)
+class StepPart:
+    """A rank's part of a step, and its communicator where the host sees communications."""
+
+    exe: DistributedExecutable
+    timed: TimedCommunicator | None
+
+
+def compiled_size(task: TrainingTask, way: StepWay) -> StepSize:
+    """The size of the undivided step that is divided: replicas share the samples of the whole one."""
+    return StepSize(task.batch) if way.mode == "batch" else way.size(task.batch)
+
+
+def compile_part(
     task: TrainingTask,
     way: StepWay,
     communicator: AnyCommunicator,
-    cluster: Cluster,
+    rates: DivisionRates,
     options: PlanOptions,
-    updates: int,
-) -> Execution:
-    """Run the step as it is divided; all ranks call this with the same arguments.
-
-    Its relative error is the largest one of the losses of `updates` updates, each of which depends on what
-    the updates before it did, against those of the undivided step on the same samples.
-    Raises as `tilewright.distributed.compile` does.
-    """
-    size = StepSize(task.batch) if way.mode == "batch" else way.size(task.batch)
-    step = task.step(size)
-    batches = [step_inputs(step, options.seed + i) for i in range(updates * size.runs)]
-    expected = _losses(step, options, task.precision, batches, size.runs)
-    groups = [batches[i : i + size.runs] for i in range(0, len(batches), size.runs)]
-    inputs = [[np.concatenate(xs) for xs in zip(*group, strict=True)] for group in groups]
+) -> StepPart:
+    """This rank's part; all ranks call this with the same arguments. Raises as `distributed.compile` does."""
     timed = TimedCommunicator(communicator) if resolve_target(options.target).kind == "opencl" else None
-    with compile_rank(
-        step,
+    exe = compile_rank(
+        task.step(compiled_size(task, way)),
         mode=way.mode,
         target=options.target,
         communicator=timed or communicator,
-        options=way.options(cluster, task.precision, options.least_weight_bytes),
+        options=way.options(rates, options.least_weight_bytes),
         precision=task.precision,
-    ) as exe:
+    )
+    return StepPart(exe, timed)
+
+
+def execute_step(
+    task: TrainingTask,
+    way: StepWay,
+    part: StepPart,
+    communicator: AnyCommunicator,
+    link: Link,
+    options: PlanOptions,
+    expected: Sequence[float],
+) -> Execution:
+    """Run the step as it is divided; all ranks call this with the same arguments, and `part` is closed.
+
+    expected: the losses of the undivided step (`losses_of`). The relative error of what is returned is the
+    largest one of the losses of several updates, each of which depends on what the updates before it did.
+    """
+    size = compiled_size(task, way)
+    batches = update_inputs(task.step(size), size, options.seed)
+    groups = [batches[i : i + size.runs] for i in range(0, len(batches), size.runs)]
+    inputs = [[np.concatenate(xs) for xs in zip(*group, strict=True)] for group in groups]
+    with part.exe as exe:
         losses = [_mean(exe(*arrays)[0]) for arrays in inputs]
         error = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(losses, expected, strict=True))
         return timed_execution(
-            exe, timed, communicator, inputs[0], error, way.division, cluster.intra,
+            exe, part.timed, communicator, inputs[0], error, way.division, link,
             repeats=options.repeats, pick=options.pick,
         )  # fmt: skip
 
 
-def _losses(
-    step: Module, options: PlanOptions, precision: str, batches: Sequence[Sequence[Array]], runs: int
-) -> list[float]:
-    """The loss of each update of the undivided step: the mean over its runs."""
-    with compile_whole(step, options.target, precision=precision) as exe:  # type: ignore[arg-type]
-        own = [_mean(exe(*batch)[0]) for batch in batches]
+def losses_of(exe: Executable, batches: Sequence[Sequence[Array]], runs: int) -> list[float]:
+    """The loss of each update of an undivided step that has not run yet: the mean over its runs."""
+    own = [_mean(exe(*batch)[0]) for batch in batches]
     return [float(np.mean(own[i : i + runs])) for i in range(0, len(own), runs)]
 
 

@@ -6,9 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.cluster.steps.ways import StepSize
 from tilewright.ir import Module
 from tilewright.running.checking import random_inputs
 from tilewright.running.step_rules import RANGES
+
+#: updates whose losses are compared with those of the undivided step
+UPDATES = 3
+
+
+def update_inputs(step: Module, size: StepSize, seed: int) -> list[list[np.ndarray]]:
+    """The inputs of the runs of several updates, from other samples each."""
+    return [step_inputs(step, seed + i) for i in range(UPDATES * size.runs)]
 
 
 def step_inputs(step: Module, seed: int) -> list[np.ndarray]:

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
 from tilewright.cluster.execution import PlanOptions, given_cluster, shared_cluster
-from tilewright.cluster.measuring.link import LinkSample, measure_link
+from tilewright.cluster.measuring.link import LinkSample, fitted_link, measure_link
 from tilewright.cluster.measuring.machine import NetworkTimes, WholeNetwork
+from tilewright.cluster.phases import Phases
 from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds
 from tilewright.cluster.planning.prediction import RankTimes
 from tilewright.cluster.report import execution_facts, mean_components
-from tilewright.cluster.steps.execution import execute_step
-from tilewright.cluster.steps.inputs import step_inputs
-from tilewright.cluster.steps.ways import PricedWay, StepSearch, StepSize, StepWay, TrainingTask, ways_of
+from tilewright.cluster.steps.execution import (
+    StepPart,
+    compile_part,
+    compiled_size,
+    execute_step,
+    losses_of,
+)
+from tilewright.cluster.steps.inputs import step_inputs, update_inputs
+from tilewright.cluster.steps.programs import StepPrograms
+from tilewright.cluster.steps.ways import (
+    DivisionRates,
+    PricedWay,
+    StepSearch,
+    StepSize,
+    StepWay,
+    TrainingTask,
+    ways_of,
+)
 from tilewright.costmodel.cluster.inputs.machine import Cluster
+from tilewright.devices.targets import resolve_target, target_here
+from tilewright.ir import TilewrightError
+from tilewright.running.executable import Executable
 from tilewright.runtime.communication.communicator import AnyCommunicator
-
-#: updates whose losses are compared with those of the undivided step
-UPDATES = 3
 
 
 def plan_step(
@@ -45,50 +61,144 @@ def plan_step(
         search = StepSearch(task, cluster, ways, {whole: seconds}, False, options.least_weight_bytes)
         best, found = search.best(lambda own: [*own.values()], range(len(ways)), None, 0)
         return plan_facts(task, search, best, found, [])
-    choices = {**options.timing, "precision": task.precision}
-    step = task.step(whole)
-    inputs = step_inputs(step, options.seed)
-    with WholeNetwork(step, communicator, inputs, **choices) as undivided:
-        undivided.outputs()
-        times, samples = undivided.times(), list[LinkSample]()
-        graph = task.graph(whole)
-        if options.record is None:
+    phases = Phases(shown=communicator.rank == 0)
+    with StepPrograms(task, communicator, target=options.target) as programs:
+        run = _StepRun(task, options, ways, communicator, programs, phases)
+        return run.facts()
+
+
+@dataclass
+class _StepRun:
+    """One rank's measurements, plan and execution.
+
+    What is compiled is compiled side by side where there are cores for it: the steps to be measured, and the
+    rank's part where only one way is asked for. The link is measured meanwhile where messages do not pass
+    the host's memory.
+    """
+
+    task: TrainingTask
+    options: PlanOptions
+    ways: Sequence[StepWay]
+    communicator: AnyCommunicator
+    programs: StepPrograms
+    phases: Phases
+    #: losses of the undivided step of a size, where they are known
+    losses: dict[StepSize, list[float]] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> bool:
+        return self.options.record is None
+
+    def facts(self) -> dict[str, Any]:
+        task, options, communicator = self.task, self.options, self.communicator
+        whole = StepSize(task.batch)
+        beside = self.programs.beside and resolve_target(options.target).kind == "cuda"
+        if beside:
+            self.programs.begin(self.sizes())
+        samples = list[LinkSample]()
+        if self.measures:
+            self.phases.begin("measuring the link")
             samples = measure_link(communicator, **options.timing)
-            cluster = shared_cluster(graph, f"a step of {task.name}", options, times, samples, communicator)
+        self.programs.begin(self.sizes())
+        rates, part = self.early_part(samples)
+        self.phases.begin("compiling steps to measure")
+        exe = self.programs.take(whole)
+        with self.undivided(exe, whole) as undivided:
+            times = undivided.times()
+            graph = task.graph(whole)
+            if self.measures:
+                self.phases.begin("measuring storage")
+                name = f"a step of {task.name}"
+                cluster = shared_cluster(graph, name, options, times, samples, communicator)
+            else:
+                cluster = given_cluster(options)
+            launches = _launches(times) if self.measures else ()
+            seconds = op_seconds(graph.main, cluster, task.precision, *launches)
+            search = StepSearch(
+                task, cluster, self.ways, {whole: seconds}, self.measures, options.least_weight_bytes, rates
+            )
+            self.phases.begin("pricing ways")
+            best, found = search.best(
+                partial(_shared, communicator, self.ways),
+                range(communicator.rank, len(self.ways), communicator.size),
+                partial(self.size_seconds, cluster) if self.measures else None,
+                options.part_sizes,
+            )
+            facts = plan_facts(task, search, best, found, samples)
+            if not options.run:
+                return {**facts, "phases": self.phases.seconds()}
+            expected = self.expected_losses(best.way)
+            if part is None:
+                self.phases.begin("compiling parts of ranks")
+                used = rates or DivisionRates.of(cluster, task.precision)
+                part = compile_part(task, best.way, communicator, used, options)
+            self.phases.begin("executing")
+            execution = execute_step(task, best.way, part, communicator, cluster.intra, options, expected)
+            after_s = undivided.times().total_s
+        runs = f"{options.pick} of {options.repeats} updates"
+        compared = execution_facts(best, execution, times, after_s, runs)
+        return {**facts, "execution": compared, "phases": self.phases.seconds()}
+
+    def sizes(self) -> list[StepSize]:
+        """The steps that are compiled without being asked for: those that the plan will need.
+
+        Where one way is asked for, its size; of several, all that may be measured, if cores are left.
+        """
+        sizes = [StepSize(self.task.batch)]
+        if self.measures and (self.programs.beside or len(self.ways) == 1):
+            sizes += [way.size(self.task.batch) for way in self.ways]
+        return list(dict.fromkeys(sizes))[: 1 + self.options.part_sizes]
+
+    def early_part(self, samples: Sequence[LinkSample]) -> tuple[DivisionRates | None, StepPart | None]:
+        """This rank's part, before anything else of the step is there, where no other way may be the plan.
+
+        It is divided by the rates that are known by now; None where it is not compiled yet, or cannot be.
+        """
+        if not self.programs.beside or len(self.ways) > 1 or not self.options.run:
+            return None, None
+        task, options = self.task, self.options
+        if self.measures:
+            hardware = target_here(str(resolve_target(options.target))).hardware
+            rates = DivisionRates.expected(hardware, task.precision, options.devices, fitted_link(samples))
         else:
-            cluster = given_cluster(options)
-        measures = options.record is None
-        seconds = op_seconds(graph.main, cluster, task.precision, *(_launches(times) if measures else ()))
-        search = StepSearch(task, cluster, ways, {whole: seconds}, measures, options.least_weight_bytes)
-        best, found = search.best(
-            partial(_shared, communicator, ways),
-            range(communicator.rank, len(ways), communicator.size),
-            partial(_size_seconds, task, options, cluster, communicator) if measures else None,
-            options.part_sizes,
-        )
-        facts = plan_facts(task, search, best, found, samples)
-        if not options.run:
-            return facts
-        execution = execute_step(task, best.way, communicator, cluster, options, UPDATES)
-        after_s = undivided.times().total_s
-    runs = f"{options.pick} of {options.repeats} updates"
-    return {**facts, "execution": execution_facts(best, execution, times, after_s, runs)}
+            rates = DivisionRates.of(given_cluster(options), task.precision)
+        self.phases.begin("compiling parts of ranks")
+        try:
+            return rates, compile_part(task, self.ways[0], self.communicator, rates, options)
+        except TilewrightError:
+            return rates, None  # pricing the way says why it cannot be executed
+
+    def undivided(self, exe: Executable, size: StepSize) -> WholeNetwork:
+        """The undivided step of a size on all ranks; its first runs are those whose losses are compared."""
+        step = self.task.step(size)
+        if self.options.run:
+            batches = update_inputs(step, size, self.options.seed)
+            self.losses[size] = losses_of(exe, batches, size.runs)
+        inputs = step_inputs(step, self.options.seed)
+        return WholeNetwork(exe, self.communicator, inputs, **self.options.repetition)
+
+    def size_seconds(self, cluster: Cluster, size: StepSize) -> OpSeconds:
+        """Measured seconds of the ops of the step of kernels of another size, on all ranks at once."""
+        self.phases.begin(f"measuring steps of {size.samples} samples")
+        exe = self.programs.take(size)
+        with self.undivided(exe, size) as part:
+            times = part.times()
+        self.phases.begin("pricing ways")
+        task = self.task
+        return op_seconds(task.graph(size).main, cluster, task.precision, *_launches(times))
+
+    def expected_losses(self, way: StepWay) -> list[float]:
+        """The losses of the undivided step that a way is compared with."""
+        size = compiled_size(self.task, way)
+        if size not in self.losses:
+            self.phases.begin("computing losses of the undivided step")
+            with self.undivided(self.programs.take(size), size):
+                pass
+        return self.losses[size]
 
 
 def _launches(times: NetworkTimes) -> tuple[Any, float]:
     return times.launches, times.overhead_share
-
-
-def _size_seconds(
-    task: TrainingTask, options: PlanOptions, cluster: Cluster, communicator: AnyCommunicator, size: StepSize
-) -> OpSeconds:
-    """Measured seconds of the ops of the step of kernels of another size, on all ranks at the same time."""
-    step = task.step(size)
-    inputs = step_inputs(step, options.seed)
-    with WholeNetwork(step, communicator, inputs, **options.timing, precision=task.precision) as part:
-        part.outputs()
-        times = part.times()
-    return op_seconds(task.graph(size).main, cluster, task.precision, *_launches(times))
 
 
 def _shared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.cluster.phases import phases_line
 from tilewright.cluster.report import execution_lines, pair_text
 from tilewright.cluster.text import seconds_text
 
@@ -47,6 +48,8 @@ def step_text(facts: Mapping[str, Any]) -> str:
             lines.append(f"  cannot be executed: {c['not_executable']}")
     if "execution" in facts:
         lines += ["", *execution_lines(facts["execution"], "losses", "step")]
+    if "phases" in facts:
+        lines += ["", phases_line(facts["phases"])]
     return "\n".join(lines)
 
 

@@ -13,7 +13,9 @@ from tilewright.cluster.planning.prediction import RankTimes, predict
 from tilewright.cluster.planning.search import RequestedShape
 from tilewright.compilation.lowering import training_step
 from tilewright.compilation.option_values import LEAST_WEIGHT_BYTES, Precision
+from tilewright.costmodel import CpuHardware, GpuHardware, Hardware
 from tilewright.costmodel.cluster.inputs.machine import Cluster
+from tilewright.costmodel.links import Link
 from tilewright.distributed.compilation import rank_module
 from tilewright.ir import InputError, Module, TilewrightError, WorkError
 from tilewright.ir.modules.divisions import divisions_of
@@ -25,6 +27,9 @@ from tilewright.training.step import train_step
 StepMode = Literal["batch", "weights", "pipeline"]
 #: micro-batches of a pipeline that are tried without being asked for: at most so many times the stages
 MOST_PER_STAGE = 4
+#: the share of its peak that a device reaches in a training step, where none was measured: Narayanan et al.
+#: 2021 (Efficient Large-Scale Language Model Training, table 1) report 44 to 52 %
+EXPECTED_EFFICIENCY = 0.45
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,36 @@ class TrainingTask:
 
 
 @dataclass(frozen=True)
+class DivisionRates:
+    """The rates by which messages of a divided step are joined and placed: of a device, and of its link."""
+
+    flops_per_s: float
+    link: Link
+
+    @staticmethod
+    def of(cluster: Cluster, precision: str) -> DivisionRates:
+        """Those of a record."""
+        return DivisionRates(cluster.device.flops_per_s(precision), cluster.intra)
+
+    @staticmethod
+    def expected(hardware: Hardware, precision: str, devices: int, link: Link) -> DivisionRates:
+        """What can be said before a step was measured: `EXPECTED_EFFICIENCY` of the peak of its products.
+
+        Devices that are CPUs are the shares of one.
+        """
+        peak = hardware.peak_flops_per_s / (devices if isinstance(hardware, CpuHardware) else 1)
+        if isinstance(hardware, GpuHardware) and precision in ("fp16", "bf16", "tf32"):
+            narrow = precision != "tf32"
+            fma = (
+                hardware.tensor_fma_16bit_per_sm_per_clk
+                if narrow
+                else hardware.tensor_fma_tf32_per_sm_per_clk
+            )
+            peak = max(peak, 2.0 * fma * hardware.sm_count * hardware.clock_hz)
+        return DivisionRates(EXPECTED_EFFICIENCY * peak, link)
+
+
+@dataclass(frozen=True)
 class StepWay:
     """One way to divide a step over all devices.
 
@@ -104,21 +139,15 @@ class StepWay:
             return StepSize(batch // self.micro_batches, self.micro_batches)
         return StepSize(batch // self.devices if self.mode == "batch" else batch)
 
-    def options(self, cluster: Cluster, precision: str, least_bytes: int) -> str:
-        """The options of the pass that divides: messages are chosen by what the cluster's link takes.
-
-        least_bytes: smaller parameters stay whole.
-        """
-        link = cluster.intra
-        rates = [
-            f"tflops={cluster.device.flops_per_s(precision) / 1e12:.6g}",
-            f"link_gbs={link.bytes_per_s / 1e9:.6g}",
-        ]
+    def options(self, rates: DivisionRates, least_bytes: int) -> str:
+        """The options of the pass that divides; least_bytes: smaller parameters stay whole."""
+        link = rates.link
+        shared = [f"tflops={rates.flops_per_s / 1e12:.6g}", f"link_gbs={link.bytes_per_s / 1e9:.6g}"]
         if self.mode == "pipeline":
-            return ", ".join([f"micro_batches={self.micro_batches}", *rates])
+            return ", ".join([f"micro_batches={self.micro_batches}", *shared])
         own = [f"zero={self.zero}"] if self.mode == "batch" else []
         own += [f"min_bytes={least_bytes}"]
-        return ", ".join([*own, *rates, f"latency_us={1e6 * (link.latency_s + link.call_s):.6g}"])
+        return ", ".join([*own, *shared, f"latency_us={1e6 * (link.latency_s + link.call_s):.6g}"])
 
 
 def ways_of(devices: int, batch: int, wanted: RequestedShape, zero: int | None = None) -> list[StepWay]:
@@ -171,7 +200,8 @@ class StepSearch:
     """The ways to divide a task, priced by seconds of ops that are known for some sizes of kernels.
 
     known: seconds by size; that of the whole batch stands for sizes that are not known, in proportion to the
-    work of each op. least_bytes: smaller parameters stay whole.
+    work of each op. least_bytes: smaller parameters stay whole. rates: by which steps are divided, those of
+    the cluster where none are given.
     """
 
     task: TrainingTask
@@ -180,6 +210,7 @@ class StepSearch:
     known: dict[StepSize, OpSeconds]
     measures: bool
     least_bytes: int = LEAST_WEIGHT_BYTES
+    rates: DivisionRates | None = None
     _parts: dict[StepWay, list[Module] | str] = field(default_factory=dict)
 
     def priced(self, way: StepWay) -> PricedWay:
@@ -208,7 +239,7 @@ class StepSearch:
         if way.mode == "batch" and batch % way.devices:
             return f"{way.devices} devices do not share a batch of {batch} evenly"
         step = self.task.step(StepSize(batch) if way.mode == "batch" else size)
-        options = way.options(self.cluster, precision, self.least_bytes)
+        options = way.options(self.rates or DivisionRates.of(self.cluster, precision), self.least_bytes)
         try:
             ranks = range(way.devices)
             parts = [rank_module(step, way.mode, way.devices, r, options, precision) for r in ranks]

@@ -7,6 +7,7 @@ from command_samples import printed, refused
 
 from tilewright.cluster.planning.op_seconds import OpSeconds
 from tilewright.cluster.planning.search import RequestedShape
+from tilewright.cluster.steps import programs
 from tilewright.cluster.steps.planning import plan_facts
 from tilewright.cluster.steps.report import step_text
 from tilewright.cluster.steps.streamed import STREAMED_COMPONENTS
@@ -32,8 +33,13 @@ def alone(found):
     return [*found.values()]
 
 
-def test_a_measured_step_is_executed_as_planned(facts_of_ranks, tmp_path):
-    """Losses are those of the undivided step, and every number of the comparison is there."""
+@pytest.mark.parametrize("cores", [1, 4])
+def test_a_measured_step_is_executed_as_planned(facts_of_ranks, monkeypatch, tmp_path, cores):
+    """Losses are those of the undivided step, and every number of the comparison is there.
+
+    With two cores for each rank, steps are compiled by processes of their own, beside the rank's part.
+    """
+    monkeypatch.setattr(programs, "usable_cores", lambda: cores)
     arguments = [
         *PLAN, "--devices", "2", "--measure-here", "--execute", "--dp", "2", "--zero", "1", "--repeats", "2",
         "--storage", str(tmp_path),
@@ -50,8 +56,13 @@ def test_a_measured_step_is_executed_as_planned(facts_of_ranks, tmp_path):
         assert by_name[name]["measured_s"] > 0
     for key in ("predicted_s", "measured_s"):
         assert run["total"][key] == pytest.approx(max(sum(r[key].values()) for r in run["ranks"]))
+    names = [phase["name"] for phase in facts["phases"]]
+    assert names[0] == "measuring the link"
+    early = names.index("compiling parts of ranks") < names.index("compiling steps to measure")
+    assert early == (cores > 1)
     text = step_text(facts)
     assert "plan: dp 2, wp 1, p 1, ZeRO-1, predicted" in text
+    assert "s: measuring the link" in text
     assert "relative error of losses against the whole step" in text
 
 
