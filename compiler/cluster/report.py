@@ -17,6 +17,7 @@ from tilewright.cluster.text import seconds_text
 #: components in words
 WORDS = {
     "compute": "compute",
+    "optimizer": "optimizer",
     "wp": "weight partition",
     "dp": "between replicas",
     "pp": "pipeline transfers",
@@ -200,7 +201,8 @@ def execution_lines(run: Mapping[str, Any], compared: str = "", whole: str = "ne
         f"{run['relative_error']:.1e}",
         f"the whole {whole} on every rank at once: {seconds_text(run['whole_network_s'])} before, "
         f"{seconds_text(run['whole_network_after_s'])} after",
-        f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'share predicted':>17}{'measured':>10}",
+        f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'error':>9}"
+        f"{'share predicted':>17}{'measured':>10}",
     ]
     for c in run["components"]:
         shares = f"{100 * c['predicted_share']:15.1f} %{100 * c['measured_share']:8.1f} %"
@@ -224,6 +226,8 @@ def execution_lines(run: Mapping[str, Any], compared: str = "", whole: str = "ne
 
 
 def pair_text(c: Mapping[str, Any]) -> str:
-    """Predicted and measured seconds, and their ratio."""
-    ratio = "-" if c["ratio"] is None else f"{c['ratio']:.2f}"
-    return f"{seconds_text(c['predicted_s']):>12}{seconds_text(c['measured_s']):>12}{ratio:>8}"
+    """Predicted and measured seconds, their ratio, and how far the prediction is off in per cent."""
+    ratio, error = "-", "-"
+    if c["ratio"] is not None:
+        ratio, error = f"{c['ratio']:.2f}", f"{100 * (c['ratio'] - 1):+.1f} %"
+    return f"{seconds_text(c['predicted_s']):>12}{seconds_text(c['measured_s']):>12}{ratio:>8}{error:>9}"

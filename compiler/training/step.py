@@ -19,7 +19,7 @@ from tilewright.ir.graph_code import GraphWriter, Tensor
 from tilewright.ir.nodes import INFERENCE, Attr, Block, Func, Op, Value
 from tilewright.ir.types import FLOATS, ArrayType, TensorType, array_type, dtype_name
 from tilewright.passes import PassContext, run_pipeline
-from tilewright.passes.analysis.backward_pass import LOSS
+from tilewright.passes.analysis.backward_pass import LOSS, OPTIMIZER
 from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.framework.pipeline import Pipeline
 from tilewright.passes.graph.fix_loss_scale import AUTO, GOOD, SCALE
@@ -247,7 +247,7 @@ class _Step:
             value = self.value()
             metrics = [self.metric(m) for m in self.options.metrics]
         gradients = self.gradients(value)
-        with w.at("optimizer"):
+        with w.at(OPTIMIZER):
             self.apply(value, gradients)
         return self.finished(trained, [value, *metrics], ranges)
 
@@ -367,7 +367,7 @@ class _Step:
                 where=self.where,
             )
         out: dict[str, Gradient] = {}
-        with self.w.at("optimizer"):
+        with self.w.at(OPTIMIZER):
             for name, values in variables.items():
                 parts = [wide(by_value[v]) for v in values if v in by_value]
                 if name in tables and parts and name not in lost:

@@ -13,6 +13,8 @@ LOSS = "loss"
 #: the function attribute with the number of forward ops that the backward pass computes again; with it, even
 #: where it is 0, the two passes share no op and no kernel
 RECOMPUTED = "recomputed"
+#: the location of the ops of a training step that update parameters
+OPTIMIZER = "optimizer"
 
 
 def forward_ops(func: Func) -> frozenset[Op]:

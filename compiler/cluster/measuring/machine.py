@@ -87,7 +87,8 @@ class WholeNetwork:
     def _own_times(self) -> list[float]:
         """Return the seconds of this rank: a run, the kernels in it, and each launch.
 
-        All of one run where the device tells when launches ran; else launches run alone.
+        All of one run where the device tells when launches ran. Else launches run alone, and what lies
+        between kernels in a run counts with them, as where ranks are compared by replays.
         """
         loaded, repeats = self.exe.load(), self._repeats
         if isinstance(loaded, TellsLaunchSpans):
@@ -95,8 +96,9 @@ class WholeNetwork:
             spans = runs[picked(list(map(end_s, runs)), self._pick)]
             return [end_s(spans), busy_s(spans), *(end - begin for begin, end in spans)]
         runs_s = loaded.time(self._inputs, repeats)
+        run_s = runs_s[picked(runs_s, self._pick)]
         alone = [row[picked(row, self._pick)] for row in loaded.time_kernels(self._inputs, repeats)]
-        return [runs_s[picked(runs_s, self._pick)], sum(alone), *alone]
+        return [run_s, run_s, *alone]
 
     def _together(self, measure: Callable[[], list[float]]) -> list[float]:
         """Means over all ranks of what each measures at the same time."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.cluster.measuring.trace import picked
+from tilewright.cluster.measuring.trace import picked, update_launches
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import RankTimes, component_of
 from tilewright.compilation.option_values import Pick
@@ -35,12 +35,15 @@ class ReplayTimes:
 
     total_s: of a replay. kernels_s: of one without its communications. talks: communications in the plan's
     order. talks_s: of each, the least over launches one by one: it includes waiting for others.
+    updates_share: that of launches which only update parameters in the times of all that compute, launched
+    one by one.
     """
 
     total_s: float
     kernels_s: float
     talks: Sequence[CommunicationKernel]
     talks_s: Sequence[float]
+    updates_share: float = 0.0
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
@@ -71,8 +74,14 @@ def timed_replays(
         kernels.load()
         communicator.gather_texts("", doing="timing kernels together")
         seconds = kernels.time(*own, repeats=repeats)
+    alone = {i: row[picked(row, pick)] for i, row in enumerate(rows) if i not in talks}
+    updates_s = sum(alone[i] for i in update_launches(exe.plan))
     return ReplayTimes(
-        total_s, seconds[picked(seconds, pick)], list(talks.values()), [min(rows[i]) for i in talks]
+        total_s,
+        seconds[picked(seconds, pick)],
+        list(talks.values()),
+        [min(rows[i]) for i in talks],
+        updates_s / sum(alone.values()) if updates_s else 0.0,
     )
 
 
@@ -120,7 +129,8 @@ def _components(
     rest_s, moving_s = times.total_s - kernels_s, sum(moving.values())
     share = min(1.0, rest_s / moving_s) if moving_s else 0.0
     out.components_s.update({name: share * seconds for name, seconds in moving.items()})
-    out.components_s["compute"] = kernels_s
+    out.components_s["optimizer"] = times.updates_share * kernels_s
+    out.components_s["compute"] = kernels_s - out.components_s["optimizer"]
     out.components_s["wait"] = max(0.0, rest_s - share * moving_s)
     return out
 

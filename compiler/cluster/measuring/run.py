@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.cluster.measuring.replays import ReplayTimes, timed_replays, times_by_replays
-from tilewright.cluster.measuring.trace import RankTrace, TimedCommunicator, measured_times
+from tilewright.cluster.measuring.trace import (
+    RankTrace,
+    TimedCommunicator,
+    measured_times,
+    update_launches,
+)
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.parts import part_of
 from tilewright.cluster.planning.prediction import RankTimes
@@ -123,7 +128,8 @@ def _traced(
     spans = loaded.launch_spans(exe.own_inputs(inputs), repeats)
     posted, count = timed.taken(), len(by_launch)
     del posted[: len(posted) - repeats * count]  # a warm-up comes first
-    return RankTrace(kernels, spans, [posted[i * count : (i + 1) * count] for i in range(repeats)])
+    by_replay = [posted[i * count : (i + 1) * count] for i in range(repeats)]
+    return RankTrace(kernels, spans, by_replay, update_launches(exe.plan))
 
 
 def _memory_bytes(exe: DistributedExecutable) -> int:

@@ -16,11 +16,18 @@ from typing import Any, Literal
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.cluster.planning.prediction import RankTimes, component_of
 from tilewright.compilation.option_values import Pick
+from tilewright.passes.analysis.backward_pass import OPTIMIZER
 from tilewright.runtime.communication.communicator import HostCommunicator, PendingCommunication
 from tilewright.runtime.dtypes import Array
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel
+from tilewright.runtime.plan.execution_plan import ExecutionPlan
 
 Span = tuple[float, float]
+
+
+def update_launches(plan: ExecutionPlan) -> list[int]:
+    """The launches of a training step whose kernels only update parameters."""
+    return [i for i, launch in enumerate(plan.launches) if launch.origin == (OPTIMIZER,)]
 
 
 def picked(seconds: Sequence[float], pick: Pick) -> int:
@@ -80,23 +87,24 @@ class RankTrace:
 
     kernels: by launch, its communication, None for one that computes. spans: per replay, start and end of
     every launch since the first start. posted: per replay, when every communication was posted, by a clock
-    that all ranks share.
+    that all ranks share. updates: the launches that only update parameters.
     """
 
     kernels: Sequence[CommunicationKernel | None]
     spans: Sequence[Sequence[Span]]
     posted: Sequence[Sequence[float]]
+    updates: Sequence[int] = ()
 
     def to_plain(self) -> dict[str, Any]:
         """For JSON."""
         texts = [None if k is None else k.to_json() for k in self.kernels]
-        return {"kernels": texts, "spans": self.spans, "posted": self.posted}
+        return {"kernels": texts, "spans": self.spans, "posted": self.posted, "updates": self.updates}
 
     @staticmethod
     def from_plain(data: dict[str, Any]) -> RankTrace:
         """Read `to_plain`."""
         kernels = [None if t is None else CommunicationKernel.from_json(t) for t in data["kernels"]]
-        return RankTrace(kernels, data["spans"], data["posted"])
+        return RankTrace(kernels, data["spans"], data["posted"], data["updates"])
 
     def step_s(self, replay: int) -> float:
         """Seconds of one replay here."""
@@ -181,7 +189,13 @@ def _components(
     out = RankTimes()
     busy = [span for kernel, span in zip(trace.kernels, spans, strict=True) if kernel is None]
     covered = union(busy)
-    out.components_s["compute"] = busy_s(busy)
+    rest = [
+        span
+        for i, (kernel, span) in enumerate(zip(trace.kernels, spans, strict=True))
+        if kernel is None and i not in trace.updates
+    ]
+    out.components_s["compute"] = busy_s(rest)
+    out.components_s["optimizer"] = busy_s(busy) - out.components_s["compute"]
     talks = [(k, span) for k, span in zip(trace.kernels, spans, strict=True) if k is not None]
     for (kernel, (begin, end)), wait in zip(talks, waits, strict=True):
         if not kernel.results:

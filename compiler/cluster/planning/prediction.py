@@ -10,10 +10,12 @@ from tilewright.cluster.planning.op_seconds import OpSeconds
 from tilewright.cluster.planning.parallel_plan import ParallelPlan
 from tilewright.costmodel.links import Link
 from tilewright.ir import Func, Op, Value, WorkError
+from tilewright.passes.analysis.backward_pass import OPTIMIZER
 
-#: what a rank's time consists of; `wait` is for other ranks (a pipeline's bubble, uneven parts), `overhead`
-#: what is between kernels and no communication
-COMPONENTS = ("compute", "wp", "dp", "pp", "wait", "overhead")
+#: what a rank's time consists of; `optimizer` are the kernels that only update parameters and `compute` all
+#: others, `wait` is for other ranks (a pipeline's bubble, uneven parts), `overhead` what is between kernels
+#: and no communication
+COMPONENTS = ("compute", "optimizer", "wp", "dp", "pp", "wait", "overhead")
 #: times that differ by less are equal
 _EQUAL = 1e-9
 
@@ -30,13 +32,13 @@ class RankTimes:
         return sum(self.components_s.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class _Arrival:
-    """The arrival of a value from other ranks: its time, its component, and how long it was under way."""
+    """The way of a value from other ranks: when it left and came, and its component."""
 
+    left_s: float
     at_s: float
     component: str
-    moving_s: float
 
 
 @dataclass
@@ -49,7 +51,7 @@ class _Rank:
     free_s: float = 0.0
     link_s: float = 0.0
     made: dict[Value, float] = field(default_factory=dict)
-    arrivals: dict[Value, _Arrival] = field(default_factory=dict)
+    arrivals: list[_Arrival] = field(default_factory=list)
     times: RankTimes = field(default_factory=RankTimes)
 
     def ready_s(self, values: Sequence[Value]) -> float:
@@ -57,19 +59,31 @@ class _Rank:
         return max((self.made.get(v, 0.0) for v in values), default=0.0)
 
     def wait_for(self, values: Sequence[Value]) -> None:
-        """Let kernels stand still until the values are there, and note why."""
-        gap = self.ready_s(values) - self.free_s
-        if gap <= 0:
+        """Let kernels stand still until the values are there, and note why.
+
+        While something comes here it is moving, also where it came after other values on the same link.
+        """
+        ready_s, at_s = self.ready_s(values), self.free_s
+        if ready_s <= at_s:
             return
-        late = max((self.arrivals[v] for v in values if v in self.arrivals), key=lambda a: a.at_s)
-        moving = gap if gap <= late.moving_s * (1 + _EQUAL) else late.moving_s
-        self.times.components_s[late.component] += moving
-        self.times.components_s["wait"] += gap - moving
-        self.free_s += gap
+        seconds = self.times.components_s
+        for way in sorted(self.arrivals):
+            begin_s, end_s = max(way.left_s, at_s), min(way.at_s, ready_s)
+            if end_s <= begin_s:
+                continue
+            if begin_s - at_s > _EQUAL * ready_s:
+                seconds["wait"] += begin_s - at_s
+            seconds[way.component] += end_s - begin_s
+            at_s = end_s
+        if ready_s - at_s > _EQUAL * ready_s:
+            seconds["wait"] += ready_s - at_s
+        self.arrivals = [way for way in self.arrivals if way.at_s > ready_s]
+        self.free_s = ready_s
 
     def receive(self, value: Value, arrival: _Arrival) -> None:
         """A value comes from other ranks."""
-        self.made[value], self.arrivals[value] = arrival.at_s, arrival
+        self.made[value] = arrival.at_s
+        self.arrivals.append(arrival)
 
 
 def component_of(others: Iterable[int], plan: ParallelPlan, rank: int) -> str:
@@ -119,15 +133,16 @@ class _Simulation:
             sent = self.messages[op.integer("source"), rank.number, op.integer("tag")]
             if not sent:
                 return False
-            at_s, moving_s = sent.popleft()
-            rank.receive(op.result, _Arrival(at_s, "pp", moving_s))
+            left_s, at_s = sent.popleft()
+            rank.receive(op.result, _Arrival(left_s, at_s, "pp"))
         elif (members := op.get("ranks")) is not None:
             return self.collective(rank, op, tuple(members))  # type: ignore[arg-type]  # global ranks
         else:
             rank.wait_for(op.operands)
             own = self.seconds.of(op)
             overhead = own * self.seconds.overhead_share
-            rank.times.components_s["compute"] += own - overhead
+            component = "optimizer" if op.loc == OPTIMIZER else "compute"
+            rank.times.components_s[component] += own - overhead
             rank.times.components_s["overhead"] += overhead
             rank.free_s += own
             rank.made.update(dict.fromkeys(op.results, rank.free_s))
@@ -138,7 +153,7 @@ class _Simulation:
         begin = max(rank.ready_s([value]), rank.link_s)
         rank.link_s = begin + value.tensor.nbytes / self.link.bytes_per_s
         moving = rank.link_s - begin + self.link.call_s + self.link.latency_s
-        self.messages[rank.number, op.integer("to"), op.integer("tag")].append((begin + moving, moving))
+        self.messages[rank.number, op.integer("to"), op.integer("tag")].append((begin, begin + moving))
 
     def collective(self, rank: _Rank, op: Op, members: tuple[int, ...]) -> bool:
         """Done by the last member that comes to it, for all of them."""
@@ -152,7 +167,7 @@ class _Simulation:
         for r, h in pairs:
             r.link_s = begin + moving
             component = component_of(members, self.plan, r.number)
-            r.receive(h.result, _Arrival(begin + moving, component, moving))
+            r.receive(h.result, _Arrival(begin, begin + moving, component))
             if r is not rank:
                 r.at += 1
         return True

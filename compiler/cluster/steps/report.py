@@ -80,7 +80,7 @@ def streamed_text(facts: Mapping[str, Any]) -> str:
         f"executed on {run['target']}, {run['runs']}; relative error of losses against the step that is not "
         f"streamed {run['relative_error']:.1e}",
         f"read {run['read_bytes'] / 1e6:.1f} MB and wrote {run['write_bytes'] / 1e6:.1f} MB in an update",
-        f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}",
+        f"{'':20}{'predicted':>12}{'measured':>12}{'ratio':>8}{'error':>9}",
     ]
     lines += [f"{_WORDS[c['name']]:20}{pair_text(c)}" for c in run["components"]]
     return "\n".join([*lines, f"{'total':20}{pair_text(run['total'])}"])

@@ -47,6 +47,10 @@ def test_waiting_is_what_neither_kernels_nor_messages_take():
     assert told(ranks) == [{"compute": 20, "wait": 10}, {"compute": 10, "pp": 10, "wait": 11}]
     for times, rank in zip((first, second), ranks, strict=True):
         assert rank.total_s == pytest.approx(times.total_s)
+    updating = replace(first, updates_share=0.25)
+    assert told(times_by_replays([updating, second], STAGES, LINK))[0] == {
+        "compute": 15, "optimizer": 5, "wait": 10,
+    }  # fmt: skip
 
 
 def test_the_link_bounds_messages():

@@ -69,8 +69,9 @@ def test_kernels_go_on_beside_messages_and_sends_share_the_link():
         "graph.return(%d)",
     )
     ranks = predict([first, second], ParallelPlan(p=2, cuts=(1,)), SECONDS, LINK)
-    # the second message leaves a byte time (1 ms) later and is there at 8 + 1 + 4 = 13 ms, 5 after the kernel
-    assert told(ranks) == [{"compute": 16}, {"compute": 16, "pp": 4, "wait": 1}]
+    # the second message leaves a byte time (1 ms) later and is there at 8 + 1 + 4 = 13 ms, 5 after the
+    # kernel; all that time one of them is moving
+    assert told(ranks) == [{"compute": 16}, {"compute": 16, "pp": 5}]
 
 
 def test_sums_begin_with_their_last_member():
@@ -156,7 +157,12 @@ def test_traces_tell_moving_from_waiting():
         {"compute": 4000, "pp": 2000, "wait": 4000},
         {"compute": 3000, "pp": 2000, "wait": 2500, "overhead": 500},
     ]
-    assert RankTrace.from_plain(first.to_plain()) == RankTrace(list(first.kernels), first.spans, first.posted)
+    plain = RankTrace(list(first.kernels), first.spans, first.posted, [2])
+    assert RankTrace.from_plain(plain.to_plain()) == plain
+    # what only updates parameters is apart, here one of four seconds
+    assert told(measured_times([plain, second], division))[0] == {
+        "compute": 3000, "optimizer": 1000, "pp": 2000, "wait": 4000,
+    }  # fmt: skip
 
 
 def test_of_several_replays_the_median_counts():

@@ -51,7 +51,7 @@ def test_a_measured_step_is_executed_as_planned(facts_of_ranks, monkeypatch, tmp
     assert facts["measured_sizes"] == [{"samples": 8, "runs": 1}, {"samples": 4, "runs": 1}]
     assert run["relative_error"] < 1e-5
     by_name = {c["name"]: c for c in run["components"]}
-    for name in ("compute", "dp"):
+    for name in ("compute", "optimizer", "dp"):
         assert by_name[name]["predicted_s"] > 0
         assert by_name[name]["measured_s"] > 0
     for key in ("predicted_s", "measured_s"):
