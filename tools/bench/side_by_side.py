@@ -23,6 +23,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from tilewright.ir.machine import usable_cores
+from tilewright.runtime.communication.processes import end_with_parent
 from tilewright.tools.bench.rows import Row
 
 #: what a process is given beyond the limit of its work, which it is to keep to by itself, in seconds
@@ -228,6 +229,7 @@ def _with_failures(row: Row, failures: Sequence[dict[str, str]]) -> Row:
 
 
 def _work(make: Callable[[Any, Turn], Row], request: Any, pipe: Connection) -> None:
+    end_with_parent()
     os.setpgrp()  # so that compilers which it starts are stopped and ended with it
     try:
         pipe.send(("row", make(request, Turn(pipe))))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import math
+import os
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as TimeIsOver
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tilewright.compilation.option_values import Precision
 from tilewright.devices.targets import device_name, resolve_target
@@ -22,9 +24,18 @@ from tilewright.tools.arguments.printing import markdown_head, markdown_row
 from tilewright.tools.bench.compiled import use_compiled
 from tilewright.tools.bench.peers import cpu_torch, gpu_torch
 from tilewright.tools.bench.rows import Row, one_line
+from tilewright.tools.bench.side_by_side import SideBySide, Turn
 from tilewright.tools.plots.training import Curve, require_plot, write_curves
-from tilewright.tools.training_bench.curves import curves
-from tilewright.tools.training_bench.ours import compile_options
+from tilewright.tools.training_bench.curves import (
+    BATCHES,
+    Curves,
+    TorchLosses,
+    batches,
+    our_losses,
+    wider,
+    without_dropout,
+)
+from tilewright.tools.training_bench.ours import compile_options, compiled, training_step
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
 
 #: how far smoothed losses may be from those in a wider precision, as a share of the first one, where
@@ -33,7 +44,20 @@ _LIMIT = 0.02
 #: how many times as far off as PyTorch's they may be
 _BESIDE_PYTORCH = 2.0
 _SMOOTH = 20
-_HEAD = ("row", "precision", "first loss", "last losses", "PyTorch's", "wider", "off", "PyTorch off")
+#: processes of one GPU that compute on it at the same time, while others prepare, and seconds between two
+#: attempts to be one of them
+_SHARERS, _LOOK_S = 2, 0.05
+_HEAD = (
+    "row",
+    "precision",
+    "first loss",
+    "last losses",
+    "PyTorch's",
+    "wider",
+    "off",
+    "PyTorch off",
+    "seconds",
+)
 
 
 def run_curves(a: argparse.Namespace) -> None:
@@ -52,10 +76,11 @@ def run_curves(a: argparse.Namespace) -> None:
     device = device_name(target)
     print(f"on {device}, PyTorch {torch.__version__}", flush=True)
     ends_at = time.time() + a.time_limit
-    jobs = [_Job(row, precision, a) for precision in a.precision for row in rows_of(a.train)]
+    asked = [(row, precision) for row in _cheap_first(a.train) for precision in a.precision]
+    gpus = _gpus(torch, target.kind)
     done: list[Row] = []
     try:
-        for made in _made(jobs, a.jobs, ends_at):
+        for made in _made(asked, a, gpus, ends_at):
             done.append(made)
             print(_text(made), flush=True)
             if a.json:
@@ -77,13 +102,32 @@ def _torch_on(a: argparse.Namespace) -> tuple[Any, str]:
     return (gpu_torch(), "cuda") if resolve_target(a.target).kind == "cuda" else (cpu_torch(), "cpu")
 
 
+def _cheap_first(names: Sequence[str]) -> list[TrainingRow]:
+    """The rows that were asked for, those with the smallest images first."""
+    return sorted(rows_of(names), key=lambda row: sum(map(math.prod, row.shapes.values())))
+
+
+def _gpus(torch: Any, kind: str) -> tuple[str, ...]:
+    """What the variable CUDA_VISIBLE_DEVICES calls each GPU that this process sees; empty for a CPU."""
+    if kind != "cuda":
+        return ()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return tuple(named or map(str, range(torch.cuda.device_count())))
+
+
 @dataclass(frozen=True)
 class _Job:
-    """One row in one precision, as the command's arguments say."""
+    """One row in one precision, as the command's arguments say.
+
+    gpu: what CUDA_VISIBLE_DEVICES calls its GPU, None where it takes what there is. folder: where jobs find
+    what PyTorch's losses are that others have trained for, and whose turn it is on a GPU.
+    """
 
     row: TrainingRow
     precision: Precision
     arguments: argparse.Namespace
+    gpu: str | None
+    folder: Path
 
     def head(self) -> Row:
         """The cells that name the row."""
@@ -93,44 +137,98 @@ class _Job:
         """The row where nothing came of it."""
         return self.head() | {"status": "failed", "reason": reason}
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until fewer than `_SHARERS` others compute on the GPU, and be one of them."""
+        names = [f"turn.{self.gpu}.{number}" for number in range(_SHARERS)]
+        with ExitStack() as stack:
+            locks = [
+                stack.enter_context(open(self.folder / name, "w", encoding="utf-8"))  # noqa: SIM115
+                for name in names
+            ]
+            # The system gives the lock of a file back when its holder dies.
+            while not any(map(_locked, locks)):
+                time.sleep(_LOOK_S)
+            yield
 
-def _made(jobs: Sequence[_Job], at_once: int, ends_at: float) -> Iterator[Row]:
-    """Rows in their order, several at once: how long they take is of no interest."""
-    if at_once == 1:
-        for job in jobs:
-            yield _row(job) if time.time() < ends_at else job.failed("the time limit was over before it")
-        return
-    pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"))
+
+def _locked(file: IO[str]) -> bool:
+    """Whether a file that nobody else holds is this process's now."""
     try:
-        futures: list[Future[Row]] = [pool.submit(_row, job) for job in jobs]
-        for job, future in zip(jobs, futures, strict=True):
-            left = ends_at - time.time()
-            try:
-                yield future.result(None if left == math.inf else max(left, 0.0))
-            except TimeIsOver:
-                yield job.failed("the time limit was over before it ended")
-            except Exception as e:  # noqa: BLE001  a process that ends takes its row with it, no other
-                yield job.failed(one_line(e))
-    finally:
-        for process in list((pool._processes or {}).values()):
-            if time.time() >= ends_at:
-                process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def _row(job: _Job) -> Row:
-    """The row with all losses; a fault is a row with a reason."""
-    a = job.arguments
-    options = compile_options(a, job.precision)
+def _made(
+    asked: Sequence[tuple[TrainingRow, Precision]], a: argparse.Namespace, gpus: Sequence[str], ends_at: float
+) -> Iterator[Row]:
+    """Rows as they are made, several at once and spread over the GPUs: how long they take is of no interest."""
+    with tempfile.TemporaryDirectory(prefix="tilewright-curves-") as name:
+        apart = a.jobs > 1 or ends_at < math.inf  # what is cut off is ended with its process
+        given = cycle(gpus if apart and gpus else [None])
+        jobs = [_Job(*each, a, gpu, Path(name)) for each, gpu in zip(asked, given, strict=False)]
+        if apart:
+            ways = SideBySide(_row_apart, _Job.failed, left_s=lambda: ends_at - time.time(), timing_s=0.0)
+            yield from ways.rows(jobs, a.jobs)
+        else:
+            yield from (_row(job, lambda what: None) for job in jobs)
+
+
+def _row_apart(job: _Job, turn: Turn) -> Row:
+    """The row of a job in a process of its own, which sees its GPU alone; nothing in it is timed."""
+    if job.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = job.gpu
+    return _row(job, lambda what: turn.doing(what, math.inf))
+
+
+def _row(job: _Job, doing: Callable[[str], None]) -> Row:
+    """The row with all losses; a fault is a row with a reason.
+
+    What the host does comes before the turn on the GPU, so that it is done beside the turns of others.
+    """
+    a, precision = job.arguments, job.precision
     torch, device = _torch_on(a)
+    seconds: dict[str, float] = {}
     try:
-        module = job.row.module(Path(a.folder))
-        made = curves(job.row, module, a.curves, options, torch=torch, device=device, seed=a.seed)
+        doing("the network")
+        module = without_dropout(job.row.module(Path(a.folder)))
+        data = batches(job.row, module, BATCHES, a.seed)
+        theirs = TorchLosses(job.row, module, data, a.curves, torch=torch, device=device, folder=job.folder)
+        doing("our step")
+        with _taken(seconds, "compiling"):
+            exe = compiled(training_step(job.row, module), **compile_options(a, precision))
+        doing("its turn on the GPU")
+        with exe, job.turn():
+            doing("our losses")
+            with _taken(seconds, "ours"):
+                ours = our_losses(exe, data, a.curves)
+            exe.close()
+            doing("PyTorch's losses")
+            with _taken(seconds, "PyTorch"):
+                torch_losses = theirs.losses(precision)
+            doing("PyTorch's losses in a wider precision")
+            with _taken(seconds, "wider"):
+                wide = theirs.losses(wider(precision))
+        return _judged(job.head(), Curves(ours, torch_losses, wide), seconds)
     except Exception as e:  # noqa: BLE001  a row that fails must not take the others with it
         return job.failed(one_line(e))
-    smooth = min(_SMOOTH, a.curves)
+
+
+@contextmanager
+def _taken(seconds: dict[str, float], what: str) -> Iterator[None]:
+    """Note how long something took."""
+    begin = time.perf_counter()
+    yield
+    seconds[what] = time.perf_counter() - begin
+
+
+def _judged(head: Row, made: Curves, seconds: Mapping[str, float]) -> Row:
+    """The row with all losses and whether they are right."""
+    smooth = min(_SMOOTH, len(made.ours))
     ours, theirs = made.of_rounding(smooth)
-    row = job.head() | {"off": ours, "torch_off": theirs, "smooth": smooth}
+    row = head | {"off": ours, "torch_off": theirs, "smooth": smooth, "seconds": dict(seconds)}
     row |= {"ours": made.ours.tolist(), "torch": made.torch.tolist(), "wide": made.wide.tolist()}
     # What is not a number is not within any limit.
     if ours <= max(_LIMIT, _BESIDE_PYTORCH * theirs):
@@ -147,7 +245,9 @@ def _cells(row: Row) -> list[str]:
     smooth = row["smooth"]
     means = [_last(row[name], smooth) for name in ("ours", "torch", "wide")]
     shares = [f"{100 * row[name]:.2f} %" for name in ("off", "torch_off")]
-    return [row["network"], row["precision"], f"{row['wide'][0]:.4g}", *means, *shares]
+    longest_first = sorted(row["seconds"].items(), key=lambda item: -item[1])
+    took = ", ".join(f"{what} {seconds:.0f}" for what, seconds in longest_first)
+    return [row["network"], row["precision"], f"{row['wide'][0]:.4g}", *means, *shares, took]
 
 
 def _text(row: Row) -> str:

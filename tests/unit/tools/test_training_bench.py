@@ -1,6 +1,7 @@
 """Rows of `tilewright bench --train`: their networks, labels and what is refused."""
 
 import json
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,93 @@ def test_curves_of_both_are_compared(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(curves_module, "_theirs", lambda *a: (2 * loss for loss in theirs(*a)))
     assert main(command) == 1
     assert "small in fp32: losses are " in capsys.readouterr().err
+
+
+def test_rows_of_several_precisions_share_what_pytorch_trained(monkeypatch, tmp_path, capsys):
+    """In a process of its own; fp32 is a row, and what bf16 is compared with."""
+    pytest.importorskip("torch")
+    row = TrainingRow("small", "zoo:digits{dropout=false,batch=8}", "cross_entropy", "sgd")
+    monkeypatch.setattr(curves_command, "rows_of", lambda names: [row])
+    path = tmp_path / "curves.json"
+    command = ["bench", "--train", "--curves", "6", "--target", "opencl", "--precision", "bf16", "fp32"]
+    assert main([*command, "--jobs", "2", "--time-limit", "200", "--json", str(path)]) == 0
+    narrow, full = json.loads(path.read_text())["rows"]
+    assert (narrow["precision"], full["precision"]) == ("bf16", "fp32")
+    assert narrow["wide"] == full["torch"]
+    assert narrow["seconds"].keys() == {"compiling", "ours", "PyTorch", "wider"}
+    assert full["seconds"]["PyTorch"] < 1e-3
+    assert "| seconds |" in capsys.readouterr().out
+
+
+def test_rows_of_small_images_come_first():
+    rows = curves_command._cheap_first([])
+    assert len(rows) == len(ROWS)
+    assert not rows[0].shapes
+    assert rows[-1].name == "inception_v3_b256"
+
+
+def test_steps_of_a_graph_go_on_where_calls_ended():
+    """A GPU is imitated: what captures a step takes none, and a replay takes it on what the inputs hold."""
+    torch = _ImitatedTorch()
+    batches = [([_Held(10 * n)], _Held(n)) for n in range(4)]
+    losses = curves_module._replayed(torch, torch.step, batches, 10)
+    assert [loss.value for loss in losses] == [(n, 10 * (n % 4), n % 4) for n in range(10)]
+
+
+class _Held:
+    """A tensor of one value."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def clone(self):
+        return _Held(self.value)
+
+    def copy_(self, other):
+        self.value = other.value
+
+
+class _ImitatedTorch:
+    """As much of PyTorch as a captured step needs; `step` counts the steps that were taken."""
+
+    def __init__(self):
+        self.cuda, self.taken, self.captured = self, 0, None
+        self.Stream = self.CUDAGraph = lambda: self
+
+    def step(self, inputs, target):
+        loss = _Held(None)
+
+        def take():
+            loss.value = (self.taken, inputs[0].value, target.value)
+            self.taken += 1
+
+        if self.captured is None:
+            take()
+        else:
+            self.captured.append(take)
+        return loss
+
+    def wait_stream(self, other):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def current_stream(self):
+        return self
+
+    def stream(self, stream):
+        return nullcontext()
+
+    @contextmanager
+    def graph(self, graph, *, stream):
+        self.captured = []
+        yield
+        self.replays, self.captured = self.captured, None
+
+    def replay(self):
+        for take in self.replays:
+            take()
 
 
 def test_curves_need_training_steps(capsys):
