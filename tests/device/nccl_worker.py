@@ -1,13 +1,15 @@
-"""What one rank does in the tests of communication between GPUs: `nccl_worker.py CASE`, under mpirun."""
+"""What one rank does in the tests of communication between GPUs: `nccl_worker.py CASE...`, under mpirun."""
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tilewright as tw
 from tilewright import distributed
+from tilewright.ir import Constants
 from tilewright.runtime.communication.communicator import TIMEOUT_S
 from tilewright.runtime.cuda.device import CudaDevice
 from tilewright.runtime.cuda.staged import StagedCommunicator
@@ -17,6 +19,9 @@ from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.communication_kernel import CommunicationKernel, Message
 from tilewright.runtime.plan.execution_plan import Buffer, ExecutionPlan, KernelCode, Launch
 
+RELAY = Path(__file__).parents[1] / "data" / "relay"
+#: seconds that a rank waits for one that hangs
+HUNG_S = 3.0
 KINDS = ("graph", "capture", "eager", "checked")
 SUMS = ("float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8")
 
@@ -153,25 +158,49 @@ def collectives(world):
         print(f"rank {world.rank}: {kind} is right", flush=True)
 
 
-def networks(world, data):
-    for name, mode, options in (
-        ("squeezenet", "space", "gather=late"),
-        ("squeezenet", "pipeline", ""),
-        ("mlp", "weights", "min_bytes=1024"),
-        ("mlp", "batch", ""),
+#: windows that overlap, with and without steps, and values that part and join again, in two ways: what
+#: squeezenet and resnets divide, in as few kernels as may be, since every rank compiles them
+FORK = """module @fork { graph.func @main(%x: f32[1, 8, 32, 32]) -> f32[1, 48, 15, 15] {
+  %w0 = graph.constant(name = "w0") : f32[16, 8, 3, 3]
+  %w1 = graph.constant(name = "w1") : f32[16, 16, 1, 1]
+  %w2 = graph.constant(name = "w2") : f32[32, 16, 3, 3]
+  %w3 = graph.constant(name = "w3") : f32[48, 48, 3, 3]
+  %a = graph.conv2d(%x, %w0, padding = [1, 1, 1, 1]) : f32[1, 16, 32, 32]
+  %b = graph.relu(%a) : f32[1, 16, 32, 32]
+  %c = graph.conv2d(%b, %w1) : f32[1, 16, 32, 32]
+  %d = graph.conv2d(%b, %w2, padding = [1, 1, 1, 1]) : f32[1, 32, 32, 32]
+  %e = graph.concatenate(%c, %d, axis = 1) : f32[1, 48, 32, 32]
+  %f = graph.max_pool2d(%e, pool_size = [3, 3], strides = [2, 2]) : f32[1, 48, 15, 15]
+  %g = graph.conv2d(%f, %w3, padding = [1, 1, 1, 1]) : f32[1, 48, 15, 15]
+  %h = graph.add(%f, %g) : f32[1, 48, 15, 15]
+  graph.return(%h) } }"""
+
+
+def fork():
+    module, rng = tw.parse(FORK), np.random.default_rng(0)
+    constants = [op for op in module.main.body.ops if op.name == "graph.constant"]
+    arrays = {op["name"]: rng.standard_normal(op.result.tensor.shape, np.float32) / 8 for op in constants}
+    return module.with_constants(Constants(arrays))
+
+
+def networks(world):
+    mlp = tw.frontends.relay.load(RELAY / "mlp.relay", params="random", seed=0)
+    for name, module, modes in (
+        ("fork", fork(), {"space": "gather=late", "pipeline": ""}),
+        ("mlp", mlp, {"weights": "min_bytes=1024", "batch": ""}),
     ):
-        module = tw.frontends.relay.load(f"{data}/{name}.relay", params="random", seed=0)
         with tw.compile(module, target="cuda") as whole:
             inputs = [inputs_of(t) for t in whole.input_types]
             wanted = whole(*inputs)
-        asked = {"mode": mode, "options": options, "target": "cuda", "communicator": world}
-        with distributed.compile(module, **asked) as exe:
-            for outputs in (exe(*inputs), *exe.map([inputs] * 4)):
-                for got, array in zip(outputs, wanted, strict=True):
-                    scale = max(1e-6, float(np.abs(array.astype(np.float64)).max()))
-                    error = float(np.abs(got.astype(np.float64) - array).max()) / scale
-                    assert error < 1e-4, (name, mode, error)
-            print(f"rank {world.rank}: {name}, {mode}: {exe.report()['distributed']}", flush=True)
+        for mode, options in modes.items():
+            asked = {"mode": mode, "options": options, "target": "cuda", "communicator": world}
+            with distributed.compile(module, **asked) as exe:
+                for outputs in (exe(*inputs), *exe.map([inputs] * 4)):
+                    for got, array in zip(outputs, wanted, strict=True):
+                        scale = max(1e-6, float(np.abs(array.astype(np.float64)).max()))
+                        error = float(np.abs(got.astype(np.float64) - array).max()) / scale
+                        assert error < 1e-4, (name, mode, error)
+                print(f"rank {world.rank}: {name}, {mode}: {exe.report()['distributed']}", flush=True)
 
 
 def inputs_of(t):
@@ -187,12 +216,12 @@ def hung(world):
     with CudaDevice() as device, device.load(plan, {}, communicator=world) as loaded:
         check(loaded, inputs, wanted)
         if world.rank == 1:
-            time.sleep(12)
+            time.sleep(2 * HUNG_S)
             return
         begin = time.monotonic()
         with pytest.raises(CommunicationError) as caught:
             loaded.run(inputs)
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 2 * HUNG_S
         print(f"told: {caught.value}", flush=True)
 
 
@@ -219,11 +248,14 @@ CASES = {
 
 
 def main():
-    case, *given = sys.argv[1:]
-    world = distributed.world(3.0 if case == "hung" else TIMEOUT_S)
+    cases = sys.argv[1:]
+    world = distributed.world(HUNG_S if "hung" in cases else TIMEOUT_S)
     with distributed.together(world):
-        CASES[case](world, *given)
-        print(f"rank {world.rank} is done with {case}", flush=True)
+        for case in cases:
+            begin = time.monotonic()
+            CASES[case](world)
+            took_s = time.monotonic() - begin
+            print(f"rank {world.rank} is done with {case} after {took_s:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
