@@ -68,7 +68,8 @@ def _generator(name: str, shape: tuple[int, ...], seed: int) -> np.random.Genera
 class SeededConstants(Constants):
     """Float32 constants by name: values follow from name, shape and seed, as `random_weight` draws them.
 
-    An array lives as long as somebody holds it; when it is read again, it is drawn again.
+    An array lives as long as somebody holds it; when it is read again, it is drawn again. What is made of
+    these constants shares the arrays that are alive.
     """
 
     __slots__ = ("_alive", "_seed", "_shapes")
@@ -118,7 +119,7 @@ class SeededConstants(Constants):
         if not arrays:
             return self
         left = {k: s for k, s in self._shapes.items() if k not in arrays}
-        return SeededConstants(left, self._seed, {**self._arrays, **arrays})
+        return self._sharing(left, {**self._arrays, **arrays})
 
     def only(self, names: frozenset[str]) -> Constants:
         """The constants named; self when none is dropped."""
@@ -126,4 +127,12 @@ class SeededConstants(Constants):
         arrays = {k: a for k, a in self._arrays.items() if k in names}
         if len(shapes) + len(arrays) == len(self):
             return self
-        return SeededConstants(shapes, self._seed, arrays)
+        return self._sharing(shapes, arrays)
+
+    def _sharing(
+        self, shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, np.ndarray]
+    ) -> SeededConstants:
+        """Constants drawn as some of these are, with their living arrays."""
+        derived = SeededConstants(shapes, self._seed, arrays)
+        derived._alive = self._alive
+        return derived

@@ -142,10 +142,7 @@ class _Job:
         """Wait until fewer than `_SHARERS` others compute on the GPU, and be one of them."""
         names = [f"turn.{self.gpu}.{number}" for number in range(_SHARERS)]
         with ExitStack() as stack:
-            locks = [
-                stack.enter_context(open(self.folder / name, "w", encoding="utf-8"))  # noqa: SIM115
-                for name in names
-            ]
+            locks = [stack.enter_context(open(self.folder / name, "w", encoding="utf-8")) for name in names]
             # The system gives the lock of a file back when its holder dies.
             while not any(map(_locked, locks)):
                 time.sleep(_LOOK_S)
@@ -164,7 +161,7 @@ def _locked(file: IO[str]) -> bool:
 def _made(
     asked: Sequence[tuple[TrainingRow, Precision]], a: argparse.Namespace, gpus: Sequence[str], ends_at: float
 ) -> Iterator[Row]:
-    """Rows as they are made, several at once and spread over the GPUs: how long they take is of no interest."""
+    """Rows as they are made, several at once and spread over the GPUs: their times are of no interest."""
     with tempfile.TemporaryDirectory(prefix="tilewright-curves-") as name:
         apart = a.jobs > 1 or ends_at < math.inf  # what is cut off is ended with its process
         given = cycle(gpus if apart and gpus else [None])
@@ -199,7 +196,7 @@ def _row(job: _Job, doing: Callable[[str], None]) -> Row:
         doing("our step")
         with _taken(seconds, "compiling"):
             exe = compiled(training_step(job.row, module), **compile_options(a, precision))
-        doing("its turn on the GPU")
+        doing("a turn on the GPU")
         with exe, job.turn():
             doing("our losses")
             with _taken(seconds, "ours"):

@@ -34,7 +34,7 @@ from tilewright.cluster.steps.ways import (
     ways_of,
 )
 from tilewright.costmodel.cluster.inputs.machine import Cluster
-from tilewright.devices.targets import resolve_target, target_here
+from tilewright.devices.targets import resolve_target
 from tilewright.ir import TilewrightError
 from tilewright.running.executable import Executable
 from tilewright.runtime.communication.communicator import AnyCommunicator
@@ -158,7 +158,7 @@ class _StepRun:
             return None, None
         task, options = self.task, self.options
         if self.measures:
-            hardware = target_here(str(resolve_target(options.target))).hardware
+            hardware = resolve_target(options.target).hardware
             rates = DivisionRates.expected(hardware, task.precision, options.devices, fitted_link(samples))
         else:
             rates = DivisionRates.of(given_cluster(options), task.precision)

@@ -57,6 +57,8 @@ class StepPrograms:
 
     def __init__(self, task: TrainingTask, communicator: AnyCommunicator, *, target: str) -> None:
         self._task, self._communicator, self._target = task, communicator, target
+        # Weights that are drawn when they are read are drawn once while they are held.
+        self._weights = list(task.network.constants.values())
         self._own = tempfile.TemporaryDirectory(prefix="tilewright-steps-") if not communicator.rank else None
         own = "" if self._own is None else self._own.name
         self._folder = Path(communicator.gather_texts(own, doing="sharing compiled steps")[0])

@@ -1,6 +1,7 @@
 """GPT-style decoders: published sizes, seeded weights, results of a forward pass written here."""
 
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_logits_of_the_last_token_alone():
 def test_sizes_are_the_published_ones(name, parameters):
     """Weights are only measured here, not made."""
     constants = build(name).constants
-    assert sum(int(np.prod(constants.shape_of(n))) for n in constants if "number" not in n) == parameters
+    assert sum(int(np.prod(constants.form(n)[0])) for n in constants if "number" not in n) == parameters
 
 
 def test_weights_follow_the_seed_and_go_when_nobody_holds_them():
@@ -99,8 +100,14 @@ def test_constants_that_are_made_are_a_mapping_like_any_other():
     more = constants.updated({"b": np.zeros(1), "d": np.zeros(2)})
     assert set(more) == {"a.gamma", "b", "c", "d"}
     assert more["b"].shape == (1,)
-    assert more.shape_of("d") == (2,)
-    np.testing.assert_array_equal(more["a.gamma"], constants["a.gamma"])
+    assert (more.form("d"), more.form("x")) == (((2,), np.float64), None)
+    assert more.form("a.gamma") == ((3,), np.float32)
+    held = constants["a.gamma"]
+    assert more["a.gamma"] is held  # drawn once while it is held
+    loaded = pickle.loads(pickle.dumps(more))  # noqa: S301  written here
+    assert list(loaded) == list(more)
+    assert not loaded["d"].flags.writeable
+    np.testing.assert_array_equal(loaded["a.gamma"], held)
     assert list(constants.only(frozenset("b"))) == ["b"]
     with pytest.raises(KeyError):
         constants["x"]

