@@ -162,6 +162,24 @@ def test_rows_of_several_precisions_share_what_pytorch_trained(monkeypatch, tmp_
     assert "| seconds |" in capsys.readouterr().out
 
 
+def test_a_precision_is_trained_in_once(monkeypatch, tmp_path):
+    """Also where another process asks, which finds the losses in the folder."""
+    asked = []
+
+    def trained(row, module, data, precision, *rest):
+        asked.append(precision)
+        return iter([2.0, 1.0])
+
+    monkeypatch.setattr(curves_module, "_theirs", trained)
+    row = ROWS["dlrm_b256"]
+    first, second = (
+        curves_module.TorchLosses(row, None, [], 2, torch=None, device="cpu", folder=tmp_path) for _ in "ab"
+    )
+    assert first.losses("fp32").tolist() == second.losses("fp32-strict").tolist() == [2.0, 1.0]
+    assert second.losses(None).tolist() == first.losses(None).tolist()
+    assert asked == ["fp32", None]
+
+
 def test_rows_of_small_images_come_first():
     rows = curves_command._cheap_first([])
     assert len(rows) == len(ROWS)
