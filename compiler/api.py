@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from tilewright.compilation.garbage_collection import collections_paused
 from tilewright.compilation.lowering import Lowered, lower, training_step
 from tilewright.compilation.memory_budget import exceeds_memory_budget
 from tilewright.compilation.option_values import (
@@ -154,6 +155,13 @@ def compile(
 
 
 def _compiled(request: CompileRequest, module: Module) -> Executable:
+    # Whoever measures loads plans, whose memory cycles of objects could hold.
+    measures = request.tune == "measure" or request.streams == "auto"
+    with nullcontext() if measures else collections_paused():
+        return _compiled_of(request, module)
+
+
+def _compiled_of(request: CompileRequest, module: Module) -> Executable:
     expect(module, Module, "a Module")
     if any(f.level is Level.PLAN for f in module.funcs):
         raise InputError("expected a network, got a plan: it is compiled already", where=f"@{module.name}")

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tilewright.api import compile as compile_whole
+from tilewright.compilation.garbage_collection import collections_paused
 from tilewright.compilation.lowering import training_step
 from tilewright.compilation.option_values import Transport
 from tilewright.costmodel.hardware.description import GpuHardware, Hardware
@@ -99,7 +100,8 @@ def rank_module(
     step = training_step(module, precision, context)
     if step.get(AUTO[0]) == AUTO[1]:  # decided by now: a later precision says nothing of the scale
         step = replace(step, attrs=tuple((k, a) for k, a in step.attrs if k != AUTO[0]))
-    return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision, run), context)
+    with collections_paused():
+        return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision, run), context)
 
 
 def compile(
