@@ -203,6 +203,12 @@ CASES = (
         "contract",
         _contract(_dims(m=16, k=16), _dims(m=2, k=4), _dims(c=8), 2, "shared"),
     ),
+    Case(
+        "matmul-cut-columns",  # 40 columns in tiles of 32
+        MATMUL,
+        "contract",
+        _contract(_dims(m=16, k=32), _dims(m=2, k=8), _dims(c=8), 2, "shared"),
+    ),
     Case("window-model", WINDOW, "window"),
     Case("window-one-output", WINDOW, "window", {"threads": 64, "outputs": 1}),
     Case("rows-model", ROWS, "rows"),

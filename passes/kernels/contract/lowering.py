@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from tilewright.costmodel import ContractParameters
@@ -198,14 +198,21 @@ class _Contract:
                 w.store(total, acc, item)
 
     @contextmanager
-    def _items(self, name: str, order: Sequence[str], unroll: int = 1) -> Iterator[dict[str, Expr]]:
-        """Loops over this thread's indices of the dimensions, runs of consecutive ones innermost."""
+    def _items(
+        self, name: str, order: Sequence[str], unroll: int = 1, width: int = 1
+    ) -> Iterator[dict[str, Expr]]:
+        """Loops over this thread's indices of the dimensions, runs of consecutive ones innermost.
+
+        width: steps along the last dimension, which divide its runs.
+        """
         runs = [self.grid[d].run for d in order]
+        steps = [width if d == order[-1] else 1 for d in order]
         counts = [self.grid[d].thread // n for d, n in zip(order, runs, strict=True)]
-        extents = [n for pair in zip(counts, runs, strict=True) for n in pair]
+        extents = [e for c, n, k in zip(counts, runs, steps, strict=True) for e in (c, n // k)]
         with self.w.loops(name, extents, unroll=unroll) as at:
             start, within = at[0::2], at[1::2]
-            yield {d: s * n + i for d, s, i, n in zip(order, start, within, runs, strict=True)}
+            parts = zip(order, start, within, runs, steps, strict=True)
+            yield {d: s * n + (i * k if k > 1 else i) for d, s, i, n, k in parts}
 
     def _register_tile(self, o: _Operand) -> tuple[Value, list[str]]:
         """Registers for this thread's values of one operand at one reduction index, and their dimensions."""
@@ -252,13 +259,24 @@ class _Contract:
         if self.plan.staging == "direct":
             acc, order, unroll = self._spill(acc), [d for d in self.par if d in self.order], 0
         position = {d: i for i, d in enumerate(self.order)}
-        with self._items("i", order, unroll) as at:
+        last, width = order[-1], self._edge_vector(order[-1])
+        with self._items("i", order, unroll, width) as at:
             index = {d: w.simple(self.grid.origin(d) + self._offset(d, at[d])) for d in self.par}
-            place = tuple(index[d] for d in self.par)
-            own = [at[d] for d in sorted(order, key=lambda d: position[d])]
-            with w.b.at(self.op.loc), w.when(w.bounds(place, tuple(self.par.values()))):
+            bounds = w.bounds(tuple(index[d] for d in self.par), tuple(self.par.values()))
+            with w.b.at(self.op.loc), w.when(bounds), w.loop("v", width, unroll=1) as lane:
+                place = tuple(index[d] + lane if d == last else index[d] for d in self.par)
+                own = [at[d] + lane if d == last else at[d] for d in sorted(order, key=position.__getitem__)]
                 points = Points(w, {self.op.result: w.load(acc, own)})
                 store_results(w, points, place)
+
+    def _edge_vector(self, last: str) -> int:
+        """Neighbours along the last dimension that lie inside the array together or not at all, where tiles
+        are cut there: one condition holds for all of them, so that a vector stores them."""
+        tile = self.grid[last]
+        widest = VECTOR_BYTES // itemsize(self.dtype)
+        if self.plan.staging == "direct" or last != list(self.par)[-1] or tile.extent % tile.block == 0:
+            return 1
+        return gcd(widest, tile.run, tile.extent)
 
     def _spill(self, acc: Value) -> Value:
         """A copy of the accumulators that may be indexed by loop variables.

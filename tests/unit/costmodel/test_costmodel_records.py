@@ -189,6 +189,10 @@ def test_every_constant_is_read() -> None:
 NO_COEFFICIENTS = {
     *(
         "_CACHED_SHARE",
+        "_HALO",
+        "_OUTSIDE_INSTRUCTIONS",
+        "_RIM_SHARE",
+        "_ROUND_INSTRUCTIONS",
         "_COPY_INSTRUCTIONS",
         "_TEST_INSTRUCTIONS",
         "CLEARLY",
@@ -203,6 +207,7 @@ NO_COEFFICIENTS = {
         "TWICE_GAIN",
     ),
     *(
+        "LEFT_OVER_GAIN",
         "LOAD_COST",
         "MOST_READ",
         "ROLES_GAIN",

@@ -57,6 +57,13 @@ def test_samples_of_a_block_lie_together():
     assert "a_tile[4][6][4]" in source  # channels, samples, pixels: a step's rows in neighbouring banks
 
 
+def test_tiles_that_are_cut_store_vectors_all_of_which_lie_inside():
+    case = next(c for c in CASES if c.name == "matmul-cut-columns")
+    lowered = lower(prepared(case, "cuda:sm_90a"), resolve_target("cuda:sm_90a"))
+    (source,) = (s.source for n, s in lowered.sources.items() if "contract" in n or "matmul" in n)
+    assert "*(float4*)&out[" in source
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
