@@ -208,6 +208,8 @@ class ChainCoefficients:
     read_clk: float
     #: cycles per line of the cache that loads look up for lanes which read far apart
     line_clk: float
+    #: share of the issue slots that stages on tensor cores and windows between them use
+    tiles_issue_efficiency: float
     #: instructions of one step of a cooperative copy: address, bounds, load, store
     copy_instructions: float
     #: instructions of one point of a map or of one result: address, bounds, store

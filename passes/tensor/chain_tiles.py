@@ -20,7 +20,7 @@ from tilewright.passes.tensor.chains.product_pairs import product_pairs
 from tilewright.passes.tensor.chains.taken import disjoint, with_chains
 
 #: a chain is taken where its estimate is below this share of those of its kernels
-CLEARLY = 0.95
+CLEARLY = 0.9
 #: attribute of @main that says which chains were looked at, and what became of each
 CHAINS = "chains"
 
@@ -37,7 +37,7 @@ def chain_tiles(
 
     What lies between them stays in shared memory, with its halo, and where the last one is a product a part
     of its channels at a time. Legality follows from index sets (`passes/kernels/chain_tiles/view.py`):
-    nothing names a network. when: `auto` where the estimate is below 0.95 of the sum of the kernels apart,
+    nothing names a network. when: `auto` where the estimate is below nine tenths of the sum of the kernels apart,
     `always` where legal, `never`. What became of each chain, or why there is none, is said in an attribute of
     @main that `explain` prints.
     """

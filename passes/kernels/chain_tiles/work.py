@@ -134,7 +134,7 @@ def _warps(product: Product, plan: ChainTilesParameters) -> WarpTiles:
 
 def _issue(warp_instructions: float, hardware: GpuHardware) -> float:
     """Cycles in which a multiprocessor issues instructions of warps."""
-    return warp_instructions / (hardware.schedulers_per_sm * hardware.estimate_issue_efficiency)
+    return warp_instructions / (hardware.schedulers_per_sm * hardware.chain.tiles_issue_efficiency)
 
 
 def _multiplied(product: Product, plan: ChainTilesParameters, hardware: GpuHardware) -> StageLoad:
