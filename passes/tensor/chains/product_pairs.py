@@ -58,7 +58,7 @@ class ProductPair:
 
 
 class _Choice:
-    """Finds pairs, and asks for the kernels that they could be: once for all with the same text."""
+    """Finds pairs, and asks for the kernels that they could be."""
 
     def __init__(self, module: Module, ctx: PassContext, hardware: Hardware) -> None:
         self.ctx, self.hardware = ctx, hardware
@@ -72,7 +72,6 @@ class _Choice:
         for op in self.ops:
             for v in dict.fromkeys(op.operands):
                 self.readers.setdefault(v, []).append(op)
-        self.chosen: dict[str, Func | str] = {}
 
     def _joins(self, op: Op) -> bool:
         return kernel_of(op, self.kernels) is not None
@@ -94,11 +93,13 @@ class _Choice:
         outputs = {r for c in calls for r in c.results if c is second or self._read_outside(r, calls)}
         kernel, arguments, returned = merged(calls, self.kernels, outputs, f"{callee_of(second)}_chained")
         kernel = self._marked(kernel, arguments)
-        text = kernel_text(kernel)
-        if text not in self.chosen:
-            canonical = self.ctx.estimator.canonical(kernel, self.ctx)
-            self.chosen[text] = choose_chained(canonical, self.hardware)
-        chosen = self.chosen[text]
+
+        def choose() -> Func | str:
+            return choose_chained(self.ctx.estimator.canonical(kernel, self.ctx), self.hardware)
+
+        # Both passes that look at pairs ask for the same kernels.
+        question = ("chained", kernel_text(kernel), self.hardware, self.ctx.target)
+        chosen = self.ctx.estimator.remembered(question, choose)
         if isinstance(chosen, str):
             return None
         chosen = replace(chosen, name=kernel.name)
