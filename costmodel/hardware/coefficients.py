@@ -87,6 +87,8 @@ class MatrixCoefficients:
     result_instructions: float
     further_set_share: float
     tail_instructions: float
+    #: the same of a vector that a warp by roles lays down out of its fragments, where threads store none
+    laid_instructions: float
     #: warps per scheduler that hide one another's latency in the epilogue
     tail_warps: float
     #: cycles until further operands of results are there, and vectors of a thread that wait together

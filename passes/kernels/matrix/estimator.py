@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
@@ -18,9 +19,11 @@ from tilewright.ir.hardware_facts import (
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import TURNED_WORDS
+from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.matrix.bound import tensor_fma
 from tilewright.passes.kernels.matrix.parameters import SPLIT_SLOTS, TURNED_SLOTS
 from tilewright.passes.kernels.matrix.space import (
+    SUM_BYTES,
     MatrixProblem,
     MatrixSpace,
     ahead_of,
@@ -32,6 +35,7 @@ from tilewright.passes.kernels.matrix.space import (
     fetched_columns,
     full_turns,
     holds_first,
+    laid_stages,
     lines_of_columns,
     registers_of,
     rounds_first,
@@ -43,8 +47,8 @@ from tilewright.passes.kernels.matrix.space import (
     two_at_a_time,
 )
 
-#: bytes of a sum
-_SUM_BYTES = 4
+#: neighbours of a row of a fragment that a thread has
+FRAGMENT_COLUMNS = 2
 
 
 def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -65,7 +69,9 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     busy_clk = busy_clk + np.where(space.parts > 1, fit.cluster_start_clk * space.parts, 0.0)
     splits_in_loop = splits_on_the_way(problem) & ~space.by_roles
     busy_s = busy_clk / (hardware.clock_hz * np.where(splits_in_loop, fit.split_share, 1.0))
-    alone = np.where(space.by_roles, exposed_of_roles(problem, hardware), fit.exposed_alone_share / resident)
+    # The copy engine writes what is laid down, and waits for what is read besides stand among the cycles.
+    by_roles = np.where(laid_stages(problem, space, hardware) > 0, 0.0, exposed_of_roles(problem, hardware))
+    alone = np.where(space.by_roles, by_roles, fit.exposed_alone_share / resident)
     seconds = launched_s(problem, busy_s, fit.exposed_share + alone, hardware)
     return np.asarray(np.where(fits > 0, seconds, np.inf))
 
@@ -112,7 +118,7 @@ def _round_clk(
 def _sharing_clk(space: MatrixSpace, hardware: GpuHardware, resident: IntArray) -> FloatArray:
     """Cycles in which blocks that share a tile meet twice and read each other's sums."""
     fit = hardware.matrix
-    read = resident * (space.m * space.n) * (_SUM_BYTES * (1.0 - 1.0 / space.parts))
+    read = resident * (space.m * space.n) * (SUM_BYTES * (1.0 - 1.0 / space.parts))
     meet = fit.meet_clk + fit.meet_block_clk * space.parts
     return np.where(space.parts > 1, 2.0 * meet + read / fit.cluster_bytes_per_sm_per_clk, 0.0)
 
@@ -178,16 +184,19 @@ def _roles_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
         ceil_div(tiles, clusters_at_once(space.parts, hardware)) * shared,
         turns * (loop + results),
     )
-    whole = fit.role_turn_clk + _whole_epilogue_clk(problem, space, hardware, one)
+    laid = laid_stages(problem, space, hardware) > 0
+    whole = fit.role_turn_clk + _whole_epilogue_clk(problem, space, hardware, one, laid)
     before = full_turns(problem, space) * (all_chunks(problem, space) * cycle + whole)
     alone = np.where(space.left_over > 0, before + loop + results + sharing, alone)
     beside = loop + fit.role_beside_share * results
-    by_turns = np.maximum(turns * beside, (loop + results) * turns / 2) + results
+    # A team begins when the one before it is through with its first loop, and does one thing after another.
+    own = ceil_div(turns, 2) * (loop + results) + np.where(turns % 2 == 0, loop, 0.0)
+    by_turns = np.maximum(turns * beside + results, own)
     # Blocks of one multiprocessor take turns as teams do, and share the path of copies and the ports. Where
     # tiles are few there are no more blocks than these.
     per_sm = np.maximum(turns * np.minimum(space.resident, ceil_div(tiles, hardware.sm_count)), 1)
     beside_others = chunks_of(problem, space) * shared_cycle + fit.role_beside_share * results
-    several = np.maximum(per_sm * beside_others, (loop + results) * turns) + results
+    several = np.maximum(per_sm * beside_others + results, (loop + results) * turns)
     several = several + fit.block_clk
     found = np.where(space.teams > 1, by_turns, np.where(space.resident > 1, several, alone))
     return np.asarray(fit.fetch_clk + found)
@@ -242,32 +251,47 @@ def epilogue_clk(
     A block that shares a tile lays all sums down, and finishes a part of the results.
     """
     share = hardware.matrix.laid_down_share
-    whole = _whole_epilogue_clk(problem, space, hardware, resident)
+    laid = (laid_stages(problem, space, hardware) > 0) & (space.parts == 1)
+    whole = _whole_epilogue_clk(problem, space, hardware, resident, laid)
     return np.asarray(whole * (share + (1.0 - share) / space.parts))
 
 
 def _whole_epilogue_clk(
-    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, resident: IntArray
+    problem: MatrixProblem,
+    space: MatrixSpace,
+    hardware: GpuHardware,
+    resident: IntArray,
+    laid: npt.NDArray[np.bool_],
 ) -> FloatArray:
-    """The same of blocks that each finish a whole tile."""
-    fit = hardware.matrix
-    vectors = space.m * space.n / (4.0 * WARP)
-    each = (
-        fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
-        + fit.tail_instructions * problem.tail_work
-        + problem.tail_shared
-        + (0.0 if problem.summed is None else problem.summed.vector_work)
-    )
+    """The same of blocks that each finish a whole tile.
+
+    laid: whether warps lay results down out of fragments, else sums pass through rows.
+    """
+    fit, summed = hardware.matrix, problem.summed
+    vectors = space.m * space.n / (LANES * WARP)
+    stored = fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
+    each = np.where(laid, fit.laid_instructions, stored) + fit.tail_instructions * problem.tail_work
+    each = each + problem.tail_shared
+    if summed is not None:
+        each = each + np.where(laid, summed.laid_work, summed.vector_work)
     warps = space.team_warps
     hidden = np.minimum(1.0, resident * warps / (hardware.schedulers_per_sm * fit.tail_warps))
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
+    # What is read besides comes by vectors, or in pairs where these are laid down out of fragments; the L2
+    # holds the less of it the more the kernel moves.
+    beyond = min(1.0, problem.compulsory_bytes / hardware.l2_bytes)
+    pairs = LANES / FRAGMENT_COLUMNS
+    latency = fit.tail_read_clk + np.where(laid, beyond * fit.memory_clk, 0.0)
+    wait = np.where(laid, pairs, 1.0) * vectors / warps / fit.tail_vectors * latency
     if problem.tail_bytes:
-        clk = clk + vectors / warps / fit.tail_vectors * fit.tail_read_clk
-    if problem.summed is not None:
+        clk = clk + wait
+    if summed is not None:
         # The threads of a tile meet before its parts are combined, and before the next tile's sums begin.
         clk = clk + 2.0 * hardware.rows.barrier_clk
+        # Values cross the port of shared memory on their way to lanes, unless they lie there anyway.
+        clk = clk + np.where(laid, 0.0, resident * vectors * summed.vector_accesses)
         # What sums alone read is asked for when results are laid down, and waited for once more.
-        clk = clk + problem.summed.further * (vectors / warps / fit.tail_vectors * fit.tail_read_clk)
+        clk = clk + summed.further * wait
     return np.asarray(clk)
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import gcd
-from typing import Literal
 
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Func, Op, Sym, Value, walk
 from tilewright.ir.expr import symbols
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M
+from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import coefficients, interval
-from tilewright.ir.tensor.ops import ranges_of, reads
+from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.thread.tensor_maps import UNIT_BYTES
-from tilewright.ir.thread.warpgroup_ops import ROW_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.shared_work import (
@@ -29,12 +27,17 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
+from tilewright.passes.kernels.matrix.laid_results import laid_results
 from tilewright.passes.kernels.matrix.parameters import ENGINE, ONLY_SUMS, MatrixParameters
-from tilewright.passes.kernels.matrix.space import MatrixProblem, SummedColumns, raster_of
+from tilewright.passes.kernels.matrix.space import (
+    MatrixProblem,
+    SummedColumns,
+    laid_stages,
+    matrix_space_of,
+    raster_of,
+)
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
-from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS
-from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, ColumnSums, column_sums, point_ops
-from tilewright.passes.kernels.writing.engine_results import PIECES, Tiling, columns_of_piece, result_maps
+from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums, point_ops
 
 #: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
 INSTRUCTIONS = {
@@ -42,10 +45,6 @@ INSTRUCTIONS = {
     "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
     "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
 }  # fmt: skip
-#: stages of a ring at least beside results that the copy engine writes, and bytes for barriers and alignment
-LEAST_WRITTEN_STAGES, BESIDE_RING_BYTES = 3, 4096
-#: bytes of results that the copy engine writes, and of a sum
-RESULT_BYTES, SUM_BYTES = 2, 4
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -101,6 +100,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         promotes=view.promotes,
         summed=None if sums is None else _summed(kernel, sums, after),
         members=members,
+        laid=laid_results(kernel, view, sums),
         boxes=comes_in_boxes(view, 0) and (packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
@@ -118,7 +118,7 @@ def _summed(kernel: Func, sums: ColumnSums, after: Sequence[Op]) -> SummedColumn
         group_bytes=_group_bytes(sums),
         values=len(sums.points),
         further=sum(reached(kernel, v) > MOST_SMALL_BYTES for v in further),
-        fold_work=_work(sums.folds),
+        fold_work=_fold_work(sums.folds),
         group_work=len(kept) + _work([op for op in sums.ends if op.name == "tensor.reduce"]),
     )
 
@@ -145,6 +145,30 @@ def _needed(values: Sequence[Value], ops: Sequence[Op]) -> list[Op]:
 def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:
     """Return whether the second factor is packed to rows that the copy engine takes."""
     return packs_rows(kernel, view) and view.sizes[view.channel] * size % UNIT_BYTES == 0
+
+
+def _fold_work(folds: Sequence[Op]) -> float:
+    """Instructions per summed result: what several sums compute alike counts once.
+
+    What is computed of the first row of a group alone is left out: it is there before the others.
+    """
+    known: dict[tuple[object, ...], float] = {}
+    for fold in folds:
+        assert fold.body is not None
+        (name,) = dims(fold, "red")
+        params, acc = fold.body.params[:-1], fold.body.params[-1]
+        keys: dict[Value, object] = {acc: fold.results[0]}
+        varies = {acc}
+        for p, v, at in zip(params, fold.operands, reads(fold), strict=True):
+            keys[p] = (v, any(name in symbols(e) for e in at))
+            varies |= {p} if keys[p] == (v, True) else set()
+        for op in fold.body.ops:
+            given = (op.name, op.attrs, *(keys[v] for v in op.operands))
+            changes = any(v in varies for v in op.operands)
+            known[given] = instructions([op.name]) if changes else 0.0
+            keys |= dict.fromkeys(op.results, given)
+            varies |= set(op.results) if changes else set()
+    return sum(known.values())
 
 
 def _work(ops: Sequence[Op]) -> float:
@@ -245,79 +269,15 @@ def parameters_for(
 ) -> MatrixParameters:
     """A point of the model's space as the parameters of a kernel.
 
-    By roles the copy engine writes results of 16 bits where it can, and where its pieces leave the ring
-    `LEAST_WRITTEN_STAGES`: less passes the port of shared memory than by sums in float32, and warps go on
-    while results are written. Where nothing but sums of columns is stored, warps lay down what is summed in
-    the same pieces.
+    By roles warps lay results down out of their fragments where they can, and the copy engine writes them:
+    less passes the port of shared memory than by sums in float32, and warps go on while results are written.
+    Where nothing but sums of columns is stored, warps lay down what is summed in the same pieces.
     """
     raster = raster_of(-(-view.size(view.rows) // p.block.m))
     p = replace(p, channel=view.channel, raster=raster, exchanged=view.exchanged)
-    if not p.copiers or (p.parts > 1 and not p.left_over) or view.stored or view.splits:
+    problem = matrix_problem(kernel, view)
+    (stages,) = laid_stages(problem, matrix_space_of(p), hardware)
+    if not stages:
         return p
-    sums, tiling = column_sums(kernel, view), tiling_of(view, p)
-    stores: Literal["engine", "sums"]
-    if sums is not None and not sums.written:
-        laid, stores, least = _columns_summed(sums, tiling), ONLY_SUMS, min(p.stages, LEAST_WRITTEN_STAGES)
-    else:
-        laid, stores, least = _columns_written(kernel, sums, tiling), ENGINE, LEAST_WRITTEN_STAGES
-    if laid is None:
-        return p
-    stages = _stages_beside(view, p, hardware, *laid, sums)
-    if stages < least or (p.left_over and not _holds_sums(view, p, stages)):
-        return p
-    return replace(p, stores=stores, stages=stages)
-
-
-def _holds_sums(view: MatrixView, p: MatrixParameters, stages: int) -> bool:
-    """Return whether a tile of sums fits a ring of so many stages, all of which is free at its end."""
-    pads = max(SUM_PADS[False] * p.block.m, SUM_PADS[True] * p.block.n)
-    return not p.turners and SUM_BYTES * (p.block.m * p.block.n + pads) <= stages * _stage_bytes(view, p)
-
-
-def _columns_written(kernel: Func, sums: ColumnSums | None, tiling: Tiling) -> tuple[int, int] | None:
-    """Columns of a piece that the copy engine writes, and bytes of an element of all results.
-
-    None where threads write them.
-    """
-    numbered = enumerate(kernel.body.ops[-1].operands)
-    results = {i: v.tensor for i, v in numbered if sums is None or v in sums.written}
-    follow = sums is None or sums.stored
-    if not follow or any(itemsize(t.dtype) != RESULT_BYTES for t in results.values()):
-        return None
-    maps = result_maps(results, tiling)
-    return None if maps is None else (maps[0], RESULT_BYTES * len(results))
-
-
-def _columns_summed(sums: ColumnSums, tiling: Tiling) -> tuple[int, int] | None:
-    """The same of pieces of what is summed and never written."""
-    laid = [v.tensor for v in sums.points]
-    columns = columns_of_piece(laid, tiling)
-    return None if columns is None else (columns, sum(itemsize(t.dtype) for t in laid))
-
-
-def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
-    """The tile of results of a team."""
-    columns = p.warp_n // view.sums_of_result
-    return Tiling(view.results, view.batch, view.rows, view.columns, p.team_warps, columns)
-
-
-def _stages_beside(
-    view: MatrixView,
-    p: MatrixParameters,
-    hardware: GpuHardware,
-    columns: int,
-    element_bytes: int,
-    sums: ColumnSums | None,
-) -> int:
-    """Stages of the ring beside pieces of so many columns, whose elements have so many bytes together."""
-    beside = element_bytes * p.teams * p.team_warps * PIECES * MMA_M * columns
-    if sums is not None:
-        beside += p.teams * p.block.m // GROUP_ROWS * p.block.n * _group_bytes(sums)
-    room = hardware.smem_per_block_max_bytes // p.resident - beside - BESIDE_RING_BYTES
-    return min(p.stages, room // _stage_bytes(view, p))
-
-
-def _stage_bytes(view: MatrixView, p: MatrixParameters) -> int:
-    """Bytes of a stage of the ring; the second factor has whole panels."""
-    panel = ROW_BYTES[-1] // itemsize(view.dtype)
-    return p.block.k * (p.block.m + -(-p.block.n // panel) * panel) * itemsize(view.dtype)
+    assert problem.laid is not None
+    return replace(p, stores=ENGINE if problem.laid.written else ONLY_SUMS, stages=int(stages))

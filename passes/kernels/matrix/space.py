@@ -27,6 +27,7 @@ from tilewright.ir.hardware_facts import (
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
+from tilewright.passes.kernels.matrix.laid_results import LaidResults
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
     LEAST_COLUMN_SLOTS,
@@ -45,6 +46,8 @@ from tilewright.passes.kernels.matrix.parameters import (
     piece_columns,
 )
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM
+from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS
+from tilewright.passes.kernels.writing.engine_results import PIECES as LAID_PIECES
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -72,6 +75,8 @@ OVERLAP_STAGES = 4
 LEAST_HELD_STAGES = 3
 #: how often an element that roles load to registers counts as read from shared memory
 HELD_READS = 2
+#: bytes of a sum
+SUM_BYTES = 4
 #: words added to each row of the tile of sums
 SUM_PAD_WORDS = 8
 #: columns of a piece of what is summed, its padding included, at most
@@ -101,6 +106,8 @@ MOST_PROMOTED_SUMS = 96
 SHARED_TILE, LARGE_SHARED_TILE, LEAST_SHARED_SUM = 128, 192, 1024
 #: bytes of a block's barriers by roles
 ROLE_BARRIER_BYTES = 256
+#: stages of a ring at least beside results that are laid down, and bytes for barriers and alignment
+LEAST_LAID_STAGES, BESIDE_RING_BYTES = 3, 4096
 #: blocks along m that are taken before the next ones along n: what they read then stays in the L2
 MOST_RASTER = 8
 
@@ -154,7 +161,17 @@ class SummedColumns:
     @property
     def vector_work(self) -> float:
         """Instructions of a warp per vector of four results: values are written as such, and read singly."""
-        return 5.0 * self.values + 4.0 * (self.fold_work + self.group_work / MMA_M)
+        return 5.0 * self.values + self.laid_work
+
+    @property
+    def laid_work(self) -> float:
+        """The same where warps lay values down anyway, which lanes read in pairs."""
+        return 4.0 * (self.fold_work + self.group_work / MMA_M)
+
+    @property
+    def vector_accesses(self) -> float:
+        """Accesses of a warp to shared memory per vector that is written as such, and read singly."""
+        return 5.0 * self.values
 
     def shared_bytes(self, rows: IntArray, columns: IntArray, staged: IntArray) -> IntArray:
         """Bytes of a tile's sums, and of so many values that are staged at a time."""
@@ -180,7 +197,8 @@ class MatrixProblem:
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
     warpgroups add chunk by chunk. summed: sums of columns that are taken besides. members: sums from which
     each result is computed, whose columns a warp has; tail_work and tail_shared are of sums then, too: the
-    share of each in what its result takes. handed: the first factor is in registers already, as what another
+    share of each in what its result takes. laid: what warps by roles lay down where they need not bring sums
+    into rows. handed: the first factor is in registers already, as what another
     product of the kernel has finished; nothing of it is `fetched` then.
     """
 
@@ -212,6 +230,7 @@ class MatrixProblem:
     summed: SummedColumns | None = None
     members: int = 1
     handed: bool = False
+    laid: LaidResults | None = None
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.m, self.n, self.channel, self.taps, self.members)
@@ -727,6 +746,37 @@ def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     left_over = ring + pieces + np.where(tile > room, tile, 0)
     staged = np.where(space.left_over > 0, left_over, staged)
     return np.asarray(np.where(space.by_roles, staged, np.maximum(ring, sums)), dtype=np.int64)
+
+
+def laid_stages(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> IntArray:
+    """Stages of the ring beside results that warps lay down out of fragments; 0 where threads write them.
+
+    Those pieces must leave the ring `LEAST_LAID_STAGES`, or as many as it has where nothing is stored. Where
+    clusters share what full turns leave over, they must leave room for a tile of sums as well, which lies on
+    the ring; no block that shares every tile lays results down.
+    """
+    laid = problem.laid
+    if laid is None:
+        return np.zeros(len(space), dtype=np.int64)
+    columns = laid.columns(space.n // space.warps_n // problem.members)
+    warps = space.teams * space.team_warps
+    beside = laid.values * laid.value_bytes * LAID_PIECES * MMA_M * warps * columns
+    if problem.summed is not None:
+        beside = beside + space.teams * (space.m // MMA_M * space.n) * problem.summed.group_bytes
+    panel = ROW_BYTES[-1] // problem.element_bytes
+    stage = space.k * (space.m + ceil_div(space.n, panel) * panel) * problem.element_bytes
+    room = hardware.smem_per_block_max_bytes // space.resident - beside - BESIDE_RING_BYTES
+    stages = np.minimum(space.stages, room // stage)
+    least = LEAST_LAID_STAGES if laid.written else np.minimum(space.stages, LEAST_LAID_STAGES)
+    whole = (space.parts == 1) | ((space.left_over > 0) & _holds_sums(space, stages * stage))
+    fits = space.by_roles & whole & (columns > 0) & (stages >= least)
+    return np.asarray(np.where(fits, stages, 0), dtype=np.int64)
+
+
+def _holds_sums(space: MatrixSpace, ring_bytes: IntArray) -> npt.NDArray[np.bool_]:
+    """Return whether a tile of sums fits a ring of so many bytes, all of which is free at its end."""
+    pads = np.maximum(SUM_PADS[False] * space.m, SUM_PADS[True] * space.n)
+    return np.asarray((space.turners == 0) & (SUM_BYTES * (space.m * space.n + pads) <= ring_bytes))
 
 
 def slots_of_columns(space: MatrixSpace) -> IntArray:

@@ -22,6 +22,8 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: bytes of a row of a piece at most: those of the widest swizzle
 ROW_BYTES = 128
+#: bytes of rows that a swizzle takes
+SWIZZLES = (32, 64, 128)
 #: bytes at whose multiples a swizzle begins
 ALIGNMENT = 1024
 #: elements of other tensors, by row and column of the block's tile
@@ -269,7 +271,7 @@ def columns_of_piece(values: Sequence[TensorType], tiling: Tiling) -> int | None
     if len(sizes) != 1:
         return None
     columns = gcd(ROW_BYTES // max(sizes), tiling.warp_columns)
-    return columns if columns * max(sizes) in (32, 64, 128) else None
+    return columns if columns * max(sizes) in SWIZZLES else None
 
 
 def _count(sizes: Mapping[str, int], names: Sequence[str]) -> int:
