@@ -235,6 +235,10 @@ class WindowCoefficients:
     start_instructions: float
     access_instructions: float
     run_access_instructions: float
+    #: of boxes of vectors along channels: share of the issue slots that their loops keep, and the share of
+    #: these loops' time that is not hidden behind the lines that threads read before
+    box_issue_efficiency: float
+    box_issue_share: float
 
 
 @dataclass(frozen=True)

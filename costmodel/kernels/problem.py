@@ -133,7 +133,8 @@ class WindowProblem:
     `planes` counts the independent images (batch times channels), `h`, `w` the outputs of one plane,
     `weight_bytes` the filter of all planes (0 for pooling), `image_bytes` the whole input, which windows of
     several planes may share (0: no two do), `weight_stride` the bytes from the filter of one innermost output
-    to that of the next (0: they lie side by side).
+    to that of the next (0: they lie side by side). tap_work, tail_work: instructions per tap of an output
+    beside conversions, and per output of what is computed from it.
     """
 
     planes: int
@@ -153,6 +154,8 @@ class WindowProblem:
     extra_bytes: int = 0
     image_bytes: int = 0
     weight_stride: int = 0
+    tap_work: float = 1.0
+    tail_work: float = 0.0
 
     def __post_init__(self) -> None:
         allow_zero = ("extra_bytes", "weight_bytes", "image_bytes", "weight_stride")
@@ -250,7 +253,7 @@ GlobalProblem = LineProblem | StreamProblem | WindowProblem | RowReduceProblem
 def _check_counts(problem: object, allow_zero: tuple[str, ...]) -> None:
     for item in fields(problem):  # type: ignore[arg-type]
         value = getattr(problem, item.name)
-        if item.name in ("pad", "rows_inner", "shared"):
+        if item.name in ("pad", "rows_inner", "shared", "tap_work", "tail_work"):
             continue
         least = 0 if item.name in allow_zero else 1
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

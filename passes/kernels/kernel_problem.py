@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.ir import Block, Func, Op, Sym, Value
+from tilewright.ir import Block, Func, Op, Sym, Value, walk
 from tilewright.ir.expr import BinOp, Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import coefficients, interval, simplify
@@ -26,8 +26,19 @@ from tilewright.passes.analysis.shared_work import free_ops, shared_work
 
 #: a column dimension of fewer indices is not worth tiles and vectors where there is a wider one
 NARROW_COLUMNS = 8
+#: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
+INSTRUCTIONS = {
+    "cast": 0.5, "const": 0.0, "yield": 0.0, "sigmoid": 8.0, "exp": 6.0, "exp2": 4.0, "div": 8.0,
+    "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
+    "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
+}  # fmt: skip
 #: points of a usual vector: all read one element where its index is a quotient by a multiple of this
 SHARED_VECTOR = 4
+
+
+def instructions(ops: Iterable[str]) -> float:
+    """Instructions of ops by name (`scalar.add`), once each."""
+    return sum(INSTRUCTIONS.get(name.removeprefix("scalar."), 1.0) for name in ops)
 
 
 @dataclass(frozen=True)
@@ -142,6 +153,8 @@ def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -
     planes = max(1, prod(par.values()) // (vertical.extent * horizontal.extent))
     weights = sum(v.tensor.nbytes for v in op.operands[1:])
     main = op.operands[0].tensor.nbytes + op.result.tensor.nbytes + weights
+    behind = kernel.body.ops[kernel.body.ops.index(op) + 1 :]
+    assert op.body is not None
     return WindowProblem(
         planes=planes,
         **_geometry(vertical, horizontal),
@@ -150,6 +163,8 @@ def window_problem(kernel: Func, op: Op, plane: tuple[str, str] | None = None) -
         extra_bytes=max(0, traffic(kernel) - main),
         image_bytes=op.operands[0].tensor.nbytes,
         weight_stride=_weight_stride(kernel, op),
+        tap_work=instructions(o.name for o in op.body.ops if o.name != "scalar.cast"),
+        tail_work=instructions(inner.name for o in behind if o.body is not None for inner in walk(o.body)),
     )
 
 

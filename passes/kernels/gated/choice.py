@@ -12,8 +12,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import decided
 from tilewright.passes.kernels.gated.parameters import GatedParameters
 from tilewright.passes.kernels.gated.view import gated_view
-from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.matrix.problem import instructions
+from tilewright.passes.kernels.kernel_problem import instructions, traffic
 from tilewright.passes.kernels.resident_tiles.parameters import LANE_SUMS
 from tilewright.passes.kernels.resident_tiles.view import TilesView
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -25,7 +25,7 @@ from tilewright.passes.analysis.shared_work import (
     shared_instructions,
     shared_work,
 )
-from tilewright.passes.kernels.kernel_problem import reached, stride_of, traffic
+from tilewright.passes.kernels.kernel_problem import instructions, reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
 from tilewright.passes.kernels.matrix.laid_results import laid_results
 from tilewright.passes.kernels.matrix.parameters import ENGINE, ONLY_SUMS, MatrixParameters
@@ -39,19 +39,8 @@ from tilewright.passes.kernels.matrix.space import (
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
 from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums, point_ops
 
-#: per op, where it is not one; those of the math library as NVRTC compiles them for sm_90
-INSTRUCTIONS = {
-    "cast": 0.5, "const": 0.0, "yield": 0.0, "sigmoid": 8.0, "exp": 6.0, "exp2": 4.0, "div": 8.0,
-    "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
-    "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
-}  # fmt: skip
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
-
-
-def instructions(ops: Iterable[str]) -> float:
-    """Instructions of ops by name (`scalar.add`), once each."""
-    return sum(INSTRUCTIONS.get(name.removeprefix("scalar."), 1.0) for name in ops)
 
 
 def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:

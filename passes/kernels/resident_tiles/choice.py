@@ -11,8 +11,7 @@ from tilewright.ir.hardware_facts import REGISTER_UNIT, VECTOR_BYTES, WARP
 from tilewright.ir.thread.tensor_maps import MAX_CLUSTER
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import decided
-from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.matrix.problem import instructions
+from tilewright.passes.kernels.kernel_problem import instructions, traffic
 from tilewright.passes.kernels.matrix.space import has_clusters
 from tilewright.passes.kernels.resident_tiles.parameters import LANE_SUMS, TilesParameters
 from tilewright.passes.kernels.resident_tiles.view import TilesView, tiles_view

@@ -202,13 +202,15 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
         fit.start_instructions
         + (patch.loads + weight_loads + outputs) * access
         + converted
-        + outputs * problem.taps * vec * (1 if problem.weight_bytes or not narrow else 2)
+        + outputs * problem.taps * vec * problem.tap_work * (1 if problem.weight_bytes or not narrow else 2)
+        + outputs * vec * problem.tail_work
     )
     across = problem.w if lanes else problem.w // vec
     threads = problem.planes // (vec if lanes else 1) * -(-problem.h // rows) * -(-across // columns)
     warps = -(-threads // WARP)
-    issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
-    issue_clk = -(-warps // hardware.sm_count) * instructions / issue
+    boxes = bool(lanes)
+    efficiency = fit.box_issue_efficiency if boxes else hardware.estimate_issue_efficiency
+    issue_clk = -(-warps // hardware.sm_count) * instructions / (hardware.schedulers_per_sm * efficiency)
     weight_lines = weights * (patch.row_lines if lanes else 1)
     if apart:
         weight_lines = weight_loads * min(float(WARP), _lines(vec * problem.weight_stride))
@@ -227,6 +229,13 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
     pixels = problem.planes * problem.h_in * problem.w_in
     through_l2 = problem.element_bytes * (max(1.0, again) * pixels + problem.outputs)
     l2_rate = hardware.estimate_l2_bytes_per_sm_per_clk * hardware.sm_count * hardware.clock_hz
-    busy_s = max(issue_clk, lines_clk, rounds * chain_clk) / hardware.clock_hz
+    busy_clk = max(issue_clk, lines_clk, rounds * chain_clk)
+    if boxes:
+        # Threads read their boxes before they compute, all that are resident at a time: what neighbours read
+        # of the same lines comes once more from the L2, and little of the rest is hidden behind it.
+        lines_clk = lines_clk * LINE_BYTES / hardware.estimate_l2_bytes_per_sm_per_clk
+        beside_clk = fit.box_issue_share * issue_clk + rounds * hardware.stream.block_start_clk
+        busy_clk = max(busy_clk, lines_clk + beside_clk)
+    busy_s = busy_clk / hardware.clock_hz
     terms = sorted((busy_s, moved_s, through_l2 / l2_rate))
     return hardware.launch_floor_s + terms[-1] + hardware.estimate_exposed_share * terms[-2]
