@@ -279,6 +279,8 @@ class StreamCoefficients:
     address_instructions: float
     gather_instructions: float
     tap_instructions: float
+    #: cycles for which a thread waits for what each further result reads, once it has written those before
+    result_wait_clk: float
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class StreamProblem:
     Of the `reads` per element, `gathers` are at computed places, each with its own address and bounds checks;
     the others are where the element itself is. `flops` are those of threads that have all neighbours which
     share results; shared: (neighbours, operations whose results so many neighbouring elements share, counted
-    for each element).
+    for each element). results: arrays that a thread writes, one after the other.
     """
 
     bytes_read: int
@@ -112,6 +112,7 @@ class StreamProblem:
     reads: int = 1
     gathers: int = 0
     shared: tuple[tuple[int, int], ...] = ()
+    results: int = 1
 
     def __post_init__(self) -> None:
         _check_counts(self, allow_zero=("bytes_read", "bytes_written", "flops", "reads", "gathers"))

@@ -74,8 +74,11 @@ def _at_once_s(problem: StreamProblem, hardware: GpuHardware, p: MapParameters) 
     issue_clk = (
         per_sm * warps * instructions / hardware.schedulers_per_sm / hardware.estimate_issue_efficiency
     )
-    chain_clk = hardware.estimate_fetch_clk + hardware.stream.block_start_clk + instructions
-    waiting_s = -(-per_sm // resident) * chain_clk / hardware.clock_hz
+    chain_clk = hardware.estimate_fetch_clk + instructions
+    waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware) + further_results_clk(
+        problem, hardware
+    )
+    waiting_s = waiting_clk / hardware.clock_hz
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
     return (
         hardware.launch_floor_s + waiting_s + issue_clk / hardware.clock_hz + problem.compulsory_bytes / rate
@@ -199,20 +202,36 @@ def _gpu_seconds(
     resident = min(hardware.max_blocks_per_sm, hardware.max_threads_per_sm // (warps * WARP))
     per_sm = -(-blocks // hardware.sm_count)
     rounds = -(-per_sm // resident)
-    chain_clk = hardware.estimate_fetch_clk + hardware.stream.block_start_clk + instructions
+    chain_clk = hardware.estimate_fetch_clk + instructions
     issue_clk = (
         per_sm * warps * instructions / hardware.schedulers_per_sm / hardware.estimate_issue_efficiency
     )
     in_flight = min(per_sm, resident) * block_bytes * min(blocks, hardware.sm_count) / hardware.sm_count
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
     rate *= min(1.0, in_flight / hardware.stream.bytes_in_flight_per_sm)
-    busy_s = max(rounds * chain_clk, issue_clk) / hardware.clock_hz
+    waiting_clk = rounds_clk(rounds, chain_clk, hardware)
+    if isinstance(problem, StreamProblem):
+        waiting_clk += further_results_clk(problem, hardware)
+    busy_s = max(waiting_clk, issue_clk) / hardware.clock_hz
     moved_s = problem.compulsory_bytes / rate
     return (
         hardware.launch_floor_s
         + max(busy_s, moved_s)
         + hardware.estimate_exposed_share * min(busy_s, moved_s)
     )
+
+
+def rounds_clk(rounds: int, chain_clk: float, hardware: GpuHardware) -> float:
+    """Cycles of so many rounds of blocks, each of which takes a chain of latencies from its first read on.
+
+    The start of the first blocks is part of the launch: kernels that do nothing have it, too.
+    """
+    return rounds * chain_clk + (rounds - 1) * hardware.stream.block_start_clk
+
+
+def further_results_clk(problem: StreamProblem, hardware: GpuHardware) -> float:
+    """Cycles for which threads wait for what their further results read, once those before are written."""
+    return (problem.results - 1) * hardware.stream.result_wait_clk
 
 
 def _best(space: Sequence[Q], seconds: Callable[[Q], float]) -> tuple[Q, float]:

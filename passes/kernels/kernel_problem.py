@@ -244,6 +244,7 @@ def stream_problem(kernel: Func) -> StreamProblem:
         max(part.reads for part in parts),
         max(part.gathers for part in parts),
         tuple(sorted(shared.items())),
+        max(part.results for part in parts),
     )
 
 
@@ -267,6 +268,7 @@ def _part_problem(kernel: Func) -> StreamProblem:
         max(1, count),
         gathers,
         tuple(sorted((neighbours, n * points) for neighbours, n in shared.items())),
+        len(_outputs(kernel)),
     )
 
 

@@ -10,6 +10,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.costmodel.kernels.streams import rounds_clk
 from tilewright.ir import Func, Op
 from tilewright.ir.hardware_facts import VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import domain
@@ -129,7 +130,7 @@ def _seconds(
     waits = exchanged * (lanes * fit.exchange_clk + (fit.barrier_clk if warps > 1 else 0.0))
     row_clk = instructions + waits + hardware.estimate_fetch_clk
     last = len(view.sums) * (fit.barrier_clk + steps * vec * (p.rows_per_block + 1.0))
-    chain_clk = hardware.stream.block_start_clk + fit.start_instructions + trips * row_clk + last
+    chain_clk = fit.start_instructions + trips * row_clk + last
     registers = OTHER_REGISTERS + steps * vec * (words + len(view.sums))
     shared = _shared_bytes(view, p.rows_per_block)
     resident = int(hardware.registers_per_sm // (registers * threads))
@@ -146,7 +147,8 @@ def _seconds(
     rate *= min(1.0, flying / hardware.stream.bytes_in_flight_per_sm)
     rate *= min(1.0, blocks / hardware.sm_count)
     moved_s = problem.compulsory_bytes / rate
-    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware)
+    busy_s = max(issue_clk, waiting_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s
         + max(busy_s, moved_s)

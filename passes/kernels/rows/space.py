@@ -11,6 +11,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.costmodel.kernels.streams import rounds_clk
 from tilewright.ir.hardware_facts import SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.partial_sums import LONGEST_CHAIN
 
@@ -118,7 +119,7 @@ def _seconds(
     asked = steps_together(vec, access.element_bytes) if access.across else _TOGETHER[0]
     together = steps if access.kept_words else min(steps, asked)
     walks = 1 if access.kept_words else access.walks
-    chain_clk = hardware.stream.block_start_clk + instructions + waits
+    chain_clk = instructions + waits
     chain_clk += walks * -(-steps // together) * hardware.estimate_fetch_clk
     registers = OTHER_REGISTERS + (steps * vec * access.kept_words or together * vec)
     resident = int(hardware.registers_per_sm // (registers * threads))
@@ -141,7 +142,8 @@ def _seconds(
         again_s = problem.bytes_read / (hardware.l2_bytes_per_s if cached else rate)
     l2_rate = hardware.sm_count * hardware.estimate_l2_bytes_per_sm_per_clk * hardware.clock_hz
     moved_s = max(problem.compulsory_bytes / rate + (walks - 1) * again_s, access.asked_bytes / l2_rate)
-    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware)
+    busy_s = max(issue_clk, waiting_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s
         + max(busy_s, moved_s)

@@ -13,6 +13,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.costmodel.kernels.streams import rounds_clk
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.space import (
     OTHER_REGISTERS,
@@ -94,7 +95,7 @@ def _seconds(
         + exchanges * fit.exchange_clk
         + walks * (hardware.lat_smem_clk + steps * fit.add_clk)
     )
-    chain_clk = hardware.stream.block_start_clk + hardware.estimate_fetch_clk + instructions + waits
+    chain_clk = hardware.estimate_fetch_clk + instructions + waits
     blocks = -(-problem.rows // p.rows_per_block)
     per_sm = -(-blocks // hardware.sm_count)
     registers = OTHER_REGISTERS + (vec if walks == 1 else steps * vec)
@@ -108,7 +109,8 @@ def _seconds(
     resident = max(1, resident)
     warps = per_sm * threads / WARP
     issue_clk = warps * instructions / (hardware.schedulers_per_sm * hardware.estimate_issue_efficiency)
-    busy_s = max(issue_clk, warps * wavefronts, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware)
+    busy_s = max(issue_clk, warps * wavefronts, waiting_clk) / hardware.clock_hz
     flying = min(per_sm, resident) * tile_bytes
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
     moved_s = problem.compulsory_bytes / (rate * min(1.0, flying / hardware.stream.bytes_in_flight_per_sm))

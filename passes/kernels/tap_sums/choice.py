@@ -11,6 +11,7 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.problem import RowReduceProblem
+from tilewright.costmodel.kernels.streams import rounds_clk
 from tilewright.ir import Func
 from tilewright.ir.hardware_facts import SECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import dims
@@ -150,7 +151,7 @@ def _seconds(problem: RowReduceProblem, sizes: _Sizes, hardware: GpuHardware, p:
     issue_clk = per_sm * threads / WARP * instructions / issue
     # of one SM, as all that its blocks have: fewer threads leave its schedulers idle
     waits = steps * (1 + sizes.other_taps) / 2 * hardware.estimate_fetch_clk
-    chain_clk = hardware.stream.block_start_clk + waits + instructions + merges * 2.0 * fit.barrier_clk
+    chain_clk = waits + instructions + merges * 2.0 * fit.barrier_clk
     strip_bytes = p.vec * (p.outputs * sizes.read + span * sizes.windowed)
     flying = min(per_sm, resident) * threads * strip_bytes * min(1.0, strips / p.threads_per_group)
     full = min(1.0, flying / hardware.stream.bytes_in_flight_per_sm)
@@ -160,7 +161,8 @@ def _seconds(problem: RowReduceProblem, sizes: _Sizes, hardware: GpuHardware, p:
     through_l2 = groups * strips * p.vec * (p.outputs * sizes.read + sizes.other_taps * span * sizes.windowed)
     l2_rate = hardware.sm_count * hardware.estimate_l2_bytes_per_sm_per_clk * hardware.clock_hz * share * full
     moved_s = max(problem.compulsory_bytes / rate, through_l2 / l2_rate)
-    busy_s = max(issue_clk, -(-per_sm // resident) * chain_clk) / hardware.clock_hz
+    waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware)
+    busy_s = max(issue_clk, waiting_clk) / hardware.clock_hz
     return (
         hardware.launch_floor_s
         + max(busy_s, moved_s)

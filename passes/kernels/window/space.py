@@ -13,6 +13,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import WindowParameters
 from tilewright.costmodel.kernels.problem import WindowProblem
+from tilewright.costmodel.kernels.streams import rounds_clk
 from tilewright.costmodel.kernels.windows import staged_rows
 from tilewright.ir import Sizes
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
@@ -220,7 +221,7 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
     blocks = max(1, hardware.registers_per_sm // registers // p.threads)
     resident = min(hardware.max_threads_per_sm, blocks * p.threads)
     per_sm = -(-threads // hardware.sm_count)
-    chain_clk = hardware.estimate_fetch_clk + hardware.stream.block_start_clk + instructions
+    chain_clk = hardware.estimate_fetch_clk + instructions
     rounds = -(-per_sm // resident)
     flying = min(per_sm, resident) * (patch.elements + weights * weight_lanes) * problem.element_bytes
     rate = hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency
@@ -229,7 +230,7 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
     pixels = problem.planes * problem.h_in * problem.w_in
     through_l2 = problem.element_bytes * (max(1.0, again) * pixels + problem.outputs)
     l2_rate = hardware.estimate_l2_bytes_per_sm_per_clk * hardware.sm_count * hardware.clock_hz
-    busy_clk = max(issue_clk, lines_clk, rounds * chain_clk)
+    busy_clk = max(issue_clk, lines_clk, rounds_clk(rounds, chain_clk, hardware))
     if boxes:
         # Threads read their boxes before they compute, all that are resident at a time: what neighbours read
         # of the same lines comes once more from the L2, and little of the rest is hidden behind it.
