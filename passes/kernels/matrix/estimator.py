@@ -277,12 +277,12 @@ def _whole_epilogue_clk(
     warps = space.team_warps
     hidden = np.minimum(1.0, resident * warps / (hardware.schedulers_per_sm * fit.tail_warps))
     clk = resident * vectors * each / (hardware.schedulers_per_sm * hidden)
-    # What is read besides comes by vectors, or in pairs where these are laid down out of fragments; the L2
-    # holds the less of it the more the kernel moves.
+    # Of what is read besides the L2 holds the less the more the kernel moves. Warps by roles ask for pairs,
+    # as results lie in fragments, or for the vectors of one piece of sums: either way half as much at a time.
     beyond = min(1.0, problem.compulsory_bytes / hardware.l2_bytes)
-    pairs = LANES / FRAGMENT_COLUMNS
-    latency = fit.tail_read_clk + np.where(laid, beyond * fit.memory_clk, 0.0)
-    wait = np.where(laid, pairs, 1.0) * vectors / warps / fit.tail_vectors * latency
+    latency = fit.tail_read_clk + beyond * fit.memory_clk
+    together = np.where(space.by_roles, fit.tail_vectors * FRAGMENT_COLUMNS / LANES, fit.tail_vectors)
+    wait = vectors / warps / together * latency
     if problem.tail_bytes:
         clk = clk + wait
     if summed is not None:

@@ -235,7 +235,7 @@ def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box)
         # Threads read their boxes before they compute, all that are resident at a time: what neighbours read
         # of the same lines comes once more from the L2, and little of the rest is hidden behind it.
         lines_clk = lines_clk * LINE_BYTES / hardware.estimate_l2_bytes_per_sm_per_clk
-        beside_clk = fit.box_issue_share * issue_clk + rounds * hardware.stream.block_start_clk
+        beside_clk = fit.box_issue_share * issue_clk + rounds_clk(rounds, 0.0, hardware)
         busy_clk = max(busy_clk, lines_clk + beside_clk)
     busy_s = busy_clk / hardware.clock_hz
     terms = sorted((busy_s, moved_s, through_l2 / l2_rate))
