@@ -90,7 +90,7 @@ def choose_tiles(
     even = (r for r in range(1, _MOST_RUN_ROWS + 1) if problem.h % r == 0)
     run_rows = sorted({*_ROWS, *even})
     space = [
-        _Box(t, c, v, r)
+        Box(t, c, v, r)
         for v in (8, 4, 2, 1)
         if v == 1 or (v <= widest and inner % v == 0)
         for r in (_ROWS if lanes or v == 1 else run_rows)
@@ -98,7 +98,7 @@ def choose_tiles(
         for t in _THREADS
         if r < 2 * problem.h and c < 2 * problem.w and (r == c == v == 1 or _fits(problem, lanes, r, c, v))
     ]
-    estimates = [_seconds(problem, hardware, lanes, p) for p in space]
+    estimates = [box_seconds(problem, hardware, lanes, p) for p in space]
     best = min(range(len(space)), key=estimates.__getitem__)
     if not lanes and space[best].vec > 1:
         limit = (1.0 + _LEAST_GAIN) * estimates[best]
@@ -110,7 +110,7 @@ def choose_tiles(
     return ParameterChoice(parameters, global_bound(problem, hardware), estimates[best], len(space))
 
 
-class _Box(NamedTuple):
+class Box(NamedTuple):
     """Threads per block, and the outputs of a thread: rows of columns of vectors."""
 
     threads: int
@@ -119,7 +119,7 @@ class _Box(NamedTuple):
     rows: int
 
 
-def _sums(p: _Box) -> int:
+def _sums(p: Box) -> int:
     """Sums of a thread."""
     return p.rows * p.columns * p.vec
 
@@ -184,7 +184,7 @@ def _fits(problem: WindowProblem, lanes: int, rows: int, columns: int, vec: int)
     return words <= _MOST_PATCH
 
 
-def _seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: _Box) -> float:
+def box_seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Box) -> float:
     """Issue slots, lines looked up, memory and L2 traffic, latency of all rounds of threads: whichever takes
     longest."""
     fit = hardware.window
