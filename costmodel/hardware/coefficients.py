@@ -236,9 +236,12 @@ class WindowCoefficients:
     access_instructions: float
     run_access_instructions: float
     #: of boxes of vectors along channels: share of the issue slots that their loops keep, and the share of
-    #: these loops' time that is not hidden behind the lines that threads read before
+    #: these loops' time that is not hidden behind what threads read before; cycles of a multiprocessor for
+    #: each line of the cache that a warp looks up, and for a warp's conversion between 16 and 32 bits
     box_issue_efficiency: float
     box_issue_share: float
+    box_line_clk: float
+    box_convert_clk: float
 
 
 @dataclass(frozen=True)

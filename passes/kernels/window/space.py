@@ -232,11 +232,11 @@ def box_seconds(problem: WindowProblem, hardware: GpuHardware, lanes: int, p: Bo
     l2_rate = hardware.estimate_l2_bytes_per_sm_per_clk * hardware.sm_count * hardware.clock_hz
     busy_clk = max(issue_clk, lines_clk, rounds_clk(rounds, chain_clk, hardware))
     if boxes:
-        # Threads read their boxes before they compute, all that are resident at a time: what neighbours read
-        # of the same lines comes once more from the L2, and little of the rest is hidden behind it.
-        lines_clk = lines_clk * LINE_BYTES / hardware.estimate_l2_bytes_per_sm_per_clk
+        # Threads read their boxes and convert them before they compute, all that are resident at a time:
+        # neighbours ask once more for the same lines, and little of the rest is hidden behind them.
+        read_clk = fit.box_line_clk * lines + fit.box_convert_clk * converted
         beside_clk = fit.box_issue_share * issue_clk + rounds_clk(rounds, 0.0, hardware)
-        busy_clk = max(busy_clk, lines_clk + beside_clk)
+        busy_clk = max(busy_clk, -(-warps // hardware.sm_count) * read_clk + beside_clk)
     busy_s = busy_clk / hardware.clock_hz
     terms = sorted((busy_s, moved_s, through_l2 / l2_rate))
     return hardware.launch_floor_s + terms[-1] + hardware.estimate_exposed_share * terms[-2]
