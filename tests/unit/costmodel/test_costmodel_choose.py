@@ -206,3 +206,39 @@ def test_small_maps_take_one_latency_however_few_bytes_are_under_way() -> None:
     estimate_s = choose_map(small, hardware).estimate_s
     assert hardware.launch_floor_s + latency_s < estimate_s < hardware.launch_floor_s + 2 * latency_s
     assert choose_map(large, hardware).estimate_s > large.compulsory_bytes / hardware.dram_bytes_per_s
+
+
+def test_the_start_of_the_first_blocks_is_part_of_the_launch() -> None:
+    """Empty kernels have it, too; blocks of later rounds start while nothing of theirs is launched."""
+    hardware = load_hardware("H200")
+    assert isinstance(hardware, GpuHardware)
+    slow = replace(hardware, stream=replace(hardware.stream, block_start_clk=10_000.0))
+    small, large = (StreamProblem(4 * n, 4 * n, n, n) for n in (1 << 12, 1 << 28))
+    assert choose_map(small, slow).estimate_s == choose_map(small, hardware).estimate_s
+    assert choose_map(large, slow).estimate_s > choose_map(large, hardware).estimate_s
+    least_s = hardware.launch_floor_s + hardware.estimate_fetch_clk / hardware.clock_hz
+    assert choose_map(small, hardware).estimate_s == pytest.approx(least_s, rel=0.05)
+
+
+#: bytes of an array that a kernel updates, arrays that it writes: microseconds of a launch on an H200
+UPDATES = {
+    (1024, 52): 19.8,
+    (512, 48): 19.4,
+    (256, 48): 18.8,
+    (2048, 46): 20.4,
+    (4096, 36): 15.1,
+    (1024, 38): 14.9,
+}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_further_results_of_a_map_wait_for_what_they_read(update: tuple[int, int]) -> None:
+    nbytes, results = update
+    elements = nbytes // 4
+    problem = StreamProblem(
+        2 * results * nbytes, results * nbytes, elements, 2 * results * elements, results, results=results
+    )
+    hardware = load_hardware("H200")
+    assert choose_map(problem, hardware).estimate_s * 1e6 == pytest.approx(UPDATES[update] + 0.3, rel=0.15)
+    one = choose_map(replace(problem, results=1), hardware).estimate_s
+    assert one * 1e6 < 0.2 * UPDATES[update]
