@@ -102,7 +102,8 @@ class StreamProblem:
     Of the `reads` per element, `gathers` are at computed places, each with its own address and bounds checks;
     the others are where the element itself is. `flops` are those of threads that have all neighbours which
     share results; shared: (neighbours, operations whose results so many neighbouring elements share, counted
-    for each element). results: arrays that a thread writes, one after the other.
+    for each element). results: arrays that a thread writes one after the
+    other, each of which reads something that those before do not.
     """
 
     bytes_read: int

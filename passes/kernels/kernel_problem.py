@@ -268,8 +268,28 @@ def _part_problem(kernel: Func) -> StreamProblem:
         max(1, count),
         gathers,
         tuple(sorted((neighbours, n * points) for neighbours, n in shared.items())),
-        len(_outputs(kernel)),
+        _reading_results(kernel),
     )
+
+
+def _reading_results(kernel: Func) -> int:
+    """Return how many results read a parameter that none before them reads; the first one counts always."""
+    maker = {r: op for op in kernel.body.ops for r in op.results}
+    seen: set[Value] = set()
+    found = 0
+    for result in dict.fromkeys(_outputs(kernel)):
+        pending, reads_more = [result], False
+        while pending:
+            value = pending.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in maker:
+                pending += maker[value].operands
+            else:
+                reads_more = True
+        found += reads_more
+    return max(1, found)
 
 
 def _gathers(op: Op) -> int:

@@ -28,8 +28,9 @@ EXACT = frozenset({"f32", "f64"})
 SHORTEST = 32
 #: most parts of a sum over samples and windows
 MAX_PARTS = 64
-#: a split must be estimated to take at most this share of the whole product
-GAIN = 0.8
+#: a split must be estimated to take at most this share of the whole product: what adds the parts waits for
+#: all of them, which takes longer than the boundary that the estimate of a launch has
+GAIN = 0.75
 #: the same where the whole product's blocks share sums, which saves as much but was never measured
 SHARED_GAIN = 1.1
 
