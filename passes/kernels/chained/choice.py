@@ -31,13 +31,13 @@ from tilewright.passes.kernels.matrix.estimator import (
     launched_s,
     role_chunk_clk,
 )
-from tilewright.passes.kernels.matrix.laid_results import tiling_of
 from tilewright.passes.kernels.matrix.parameters import MAX_STAGES
 from tilewright.passes.kernels.matrix.problem import (
     large_bytes,
     matrix_problem,
     packs_boxes,
     result_work,
+    tiling_of,
 )
 from tilewright.passes.kernels.matrix.roles import role_registers
 from tilewright.passes.kernels.matrix.space import (

@@ -24,7 +24,7 @@ from tilewright.passes.kernels.chained.parameters import (
     chained_parameters,
 )
 from tilewright.passes.kernels.chained.view import ChainedView, chained_view
-from tilewright.passes.kernels.matrix.laid_results import tiling_of
+from tilewright.passes.kernels.matrix.problem import tiling_of
 from tilewright.passes.kernels.matrix.roles import role_registers
 from tilewright.passes.kernels.matrix.stage import Staged, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView

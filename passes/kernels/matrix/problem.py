@@ -27,9 +27,9 @@ from tilewright.passes.analysis.shared_work import (
 )
 from tilewright.passes.kernels.kernel_problem import instructions, reached, stride_of, traffic
 from tilewright.passes.kernels.matrix.boxes import comes_in_boxes
-from tilewright.passes.kernels.matrix.laid_results import laid_results
 from tilewright.passes.kernels.matrix.parameters import ENGINE, ONLY_SUMS, MatrixParameters
 from tilewright.passes.kernels.matrix.space import (
+    LaidResults,
     MatrixProblem,
     SummedColumns,
     laid_stages,
@@ -38,7 +38,10 @@ from tilewright.passes.kernels.matrix.space import (
 )
 from tilewright.passes.kernels.matrix.view import MatrixView, may_split, plain
 from tilewright.passes.kernels.writing.column_sums import ColumnSums, column_sums, point_ops
+from tilewright.passes.kernels.writing.engine_results import ROW_BYTES, Tiling, result_maps
 
+#: bytes of results that the copy engine writes
+RESULT_BYTES = 2
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -270,3 +273,40 @@ def parameters_for(
         return p
     assert problem.laid is not None
     return replace(p, stores=ENGINE if problem.laid.written else ONLY_SUMS, stages=int(stages))
+
+
+def laid_results(kernel: Func, view: MatrixView, sums: ColumnSums | None) -> LaidResults | None:
+    """What warps by roles can lay down; None where threads write results out of sums in rows.
+
+    The copy engine writes results of 16 bits that lie in rows. Where nothing but sums of columns is stored,
+    what is summed is laid down as these would be. sums: those of the kernel.
+    """
+    if view.stored or view.splits:
+        return None
+    if sums is not None and not sums.written:
+        return _alike(sums.points, written=False)
+    numbered = enumerate(kernel.body.ops[-1].operands)
+    results = {i: v for i, v in numbered if sums is None or v in sums.written}
+    if sums is not None and not sums.stored:
+        return None
+    found = _alike(list(results.values()), written=True)
+    if found is None or found.value_bytes != RESULT_BYTES:
+        return None
+    # Whether a tensor map describes them depends on no tile: the widest pieces stand for all.
+    tiling = _tiling(view, 1, ROW_BYTES // RESULT_BYTES)
+    return found if result_maps({i: v.tensor for i, v in results.items()}, tiling) is not None else None
+
+
+def _alike(values: Sequence[Value], *, written: bool) -> LaidResults | None:
+    """Values of one size, which take the same pieces; None where sizes differ."""
+    sizes = {itemsize(v.tensor.dtype) for v in values}
+    return LaidResults(len(values), sizes.pop(), written) if len(sizes) == 1 else None
+
+
+def tiling_of(view: MatrixView, p: MatrixParameters) -> Tiling:
+    """The tile of results of a team."""
+    return _tiling(view, p.team_warps, p.warp_n // view.sums_of_result)
+
+
+def _tiling(view: MatrixView, warps: int, columns: int) -> Tiling:
+    return Tiling(view.results, view.batch, view.rows, view.columns, warps, columns)

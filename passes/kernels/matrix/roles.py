@@ -43,7 +43,6 @@ from tilewright.ir.thread.channel_ops import REUSE
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.analysis.shared_work import LANES
 from tilewright.passes.kernels.column_members import column_of, members_apart
-from tilewright.passes.kernels.matrix.laid_results import tiling_of
 from tilewright.passes.kernels.matrix.parameters import (
     ENGINE,
     ONLY_SUMS,
@@ -56,6 +55,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     column_slots,
     piece_columns,
 )
+from tilewright.passes.kernels.matrix.problem import tiling_of
 from tilewright.passes.kernels.matrix.split import chain_of
 from tilewright.passes.kernels.matrix.stage import SplitRows, Staged, TurnedRows, chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, result_lanes, sums_apart, sums_of, turns_second

@@ -27,7 +27,6 @@ from tilewright.ir.hardware_facts import (
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import GROUP_M, MOST_N, ROW_BYTES
-from tilewright.passes.kernels.matrix.laid_results import LaidResults
 from tilewright.passes.kernels.matrix.parameters import (
     GROUP_CHUNK,
     LEAST_COLUMN_SLOTS,
@@ -48,6 +47,8 @@ from tilewright.passes.kernels.matrix.parameters import (
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM, LEAST_STORED_SUM
 from tilewright.passes.kernels.writing.cluster_sums import SUM_PADS
 from tilewright.passes.kernels.writing.engine_results import PIECES as LAID_PIECES
+from tilewright.passes.kernels.writing.engine_results import ROW_BYTES as PIECE_ROW_BYTES
+from tilewright.passes.kernels.writing.engine_results import SWIZZLES
 
 #: registers of a thread beside sums and fragments
 OTHER_REGISTERS = 32
@@ -176,6 +177,24 @@ class SummedColumns:
     def shared_bytes(self, rows: IntArray, columns: IntArray, staged: IntArray) -> IntArray:
         """Bytes of a tile's sums, and of so many values that are staged at a time."""
         return np.asarray(staged * self.value_bytes + rows // MMA_M * columns * self.group_bytes)
+
+
+@dataclass(frozen=True)
+class LaidResults:
+    """What warps by roles lay down out of fragments, in pieces of 16 rows: values of `value_bytes` each.
+
+    values: how many of a result. written: whether the copy engine writes them, else lanes alone read them,
+    which add up their columns.
+    """
+
+    values: int
+    value_bytes: int
+    written: bool
+
+    def columns(self, warp_columns: IntArray) -> IntArray:
+        """Columns of a piece of a warp that holds so many of the results; 0 where none has a swizzle."""
+        found = np.gcd(PIECE_ROW_BYTES // self.value_bytes, warp_columns)
+        return np.asarray(np.where(np.isin(found * self.value_bytes, SWIZZLES), found, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)

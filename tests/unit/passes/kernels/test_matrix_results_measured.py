@@ -9,9 +9,9 @@ import pytest
 
 from tilewright.costmodel import load_hardware
 from tilewright.passes.kernels.matrix.estimator import epilogue_clk, estimate_matrix
-from tilewright.passes.kernels.matrix.laid_results import LaidResults
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
 from tilewright.passes.kernels.matrix.space import (
+    LaidResults,
     MatrixProblem,
     SummedColumns,
     laid_stages,
