@@ -24,8 +24,7 @@ from tilewright.passes.kernels.chain_tiles.block import matrix_shape, weight_buf
 from tilewright.passes.kernels.chain_tiles.lanes import runs_of, window_points
 from tilewright.passes.kernels.chain_tiles.parameters import ChainTilesParameters, WarpTiles, warp_tiles
 from tilewright.passes.kernels.chain_tiles.view import MMA_K, Product, TilesChain
-from tilewright.passes.kernels.kernel_problem import traffic
-from tilewright.passes.kernels.matrix.problem import instructions
+from tilewright.passes.kernels.kernel_problem import instructions, traffic
 
 #: registers of a thread beside sums, fragments and what a window keeps
 _OTHER_REGISTERS = 48
