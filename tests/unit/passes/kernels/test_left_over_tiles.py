@@ -36,6 +36,7 @@ from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     clusters_at_once,
     in_whole_waves,
+    laid_stages,
     matrix_space,
     matrix_space_of,
     shared_bytes,
@@ -392,6 +393,40 @@ def test_results_that_the_engine_writes_lie_beside_sums(columns, stores):
     func = lower_matrix(with_template(kernel, "matrix", plan))
     func = run_pipeline(Module("m", (func,)), Pipeline.parse(THREAD), CTX).funcs[0]
     assert emit_cuda(func).shared_bytes_dynamic <= H200.smem_per_block_max_bytes
+
+
+@pytest.mark.parametrize(
+    ("tile", "warps", "laid"),
+    [
+        ((128, 256), 8, True),
+        # beside pieces the ring keeps three stages of 48 KB, too few for 150 KB of sums: threads store
+        ((192, 192), 12, False),
+    ],
+)
+def test_whole_tiles_are_laid_down_and_parts_of_one_pass_through_rows(tile, warps, laid):
+    """The estimate counts results of full turns as their way out is, and those of a part as threads store."""
+    kernel = product(
+        "f16", ("2560, 8192", "2560, 8192"), "m: 2560, n: 2560", "c: 8192", ("[m, c]", "[n, c]"),
+        result="f16", epilogue=ROUND,
+    )  # fmt: skip
+    problem, fit = matrix_problem(kernel, view_of(kernel)), H200.matrix
+    tiles = -(-2560 // tile[0]) * -(-2560 // tile[1])
+    blocks = next(b for b in range(132, 8, -2) if shares_left_over(tiles, b, 2))
+    point = replace(parameters("", *tile, 64, warps, 1, 4), parts=2, blocks=blocks)
+    points = matrix_space_of(point)
+    assert (laid_stages(problem, points, H200)[0] > 0) == laid
+    assert (laid_stages(problem, matrix_space_of(replace(point, parts=1, left_over=False)), H200) > 0).all()
+    before = estimate_matrix(problem, points, H200)[0]
+    vectors = tile[0] * tile[1] / 128
+    whole = vectors * fit.tail_warps / warps  # cycles of an instruction for each of them
+    part = whole * (fit.laid_down_share + (1.0 - fit.laid_down_share) / 2)
+    turns = tiles // blocks
+    for name, clk in (
+        ("laid_instructions", turns * whole if laid else 0.0),
+        ("result_instructions", part if laid else turns * whole + part),
+    ):
+        more = replace(H200, matrix=replace(fit, **{name: getattr(fit, name) + 1.0}))
+        assert (estimate_matrix(problem, points, more)[0] - before) * H200.clock_hz == pytest.approx(clk)
 
 
 ROUND = """%y = tensor.map(%p, par = (m: 2560, n: 2560), reads = [[m, n]]) : f16[2560, 2560] {
