@@ -31,7 +31,7 @@ def compute_what_is_read(func: Func, ctx: PassContext) -> Func:
     What is read of a value is the smallest box that holds the indices of all its readers, each over the part
     of its own domain that is computed. A decoder whose last token alone is asked for computes one row of the
     products behind its last attention. Values keep all elements where more than half of them are read; so do
-    parameters, results of the network, and what ops other than maps, reductions, contractions and windows read.
+    parameters, results of the network, and what any op reads that is none of map, reduce, contract, window.
     """
     if any(op.name == "tensor.call" for op in func.body.ops):
         return func
@@ -86,8 +86,8 @@ def _read(op: Op, operand: int, box: Box) -> Box:
 
 
 def _ranges(op: Op, box: Box) -> Ranges:
-    found = dict(zip(dims(op, "par"), box, strict=True))
-    return {**found, **{d: (0, n - 1) for d, n in dims(op, "red").items()}}
+    ranges: Ranges = {d: (0, n - 1) for d, n in dims(op, "red").items()}
+    return {**ranges, **dict(zip(dims(op, "par"), box, strict=True))}
 
 
 def _whole(v: Value) -> Box:

@@ -240,8 +240,8 @@ def test_constant_weights_of_dense_windows_are_packed():
     assert np.abs(got - wanted).max() < 2e-3 * np.abs(wanted).max()
 
 
-def test_nothing_is_joined_by_default_or_where_it_is_not_wanted():
+def test_the_model_joins_by_default_unless_it_is_not_wanted():
     kernel = samples.inverted_residual(2, 9, 9, 16, 64, 16)
     exe, module = compiled(kernel, "never", "cuda:sm_90a")
     assert len(exe.plan.launches) == 3
-    assert len(tw.compile(module, "cuda:sm_90a", progress=False).plan.launches) == 3
+    assert len(tw.compile(module, "cuda:sm_90a", progress=False).plan.launches) < 3
