@@ -38,8 +38,8 @@ def chain_tiles(
     What lies between them stays in shared memory, with its halo, and where the last one is a product a part
     of its channels at a time. Legality follows from index sets (`passes/kernels/chain_tiles/view.py`):
     nothing names a network. when: `auto` where the estimate is below nine tenths of that of the kernels
-    apart, `always` where legal, `never`. What became of each chain, or why there is none, is said in an attribute of
-    @main that `explain` prints.
+    apart, `always` where legal, `never`. What became of each chain, or why there is none, is said in an
+    attribute of @main that `explain` prints.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or isinstance(hardware, CpuHardware):
