@@ -208,6 +208,7 @@ NO_COEFFICIENTS = {
     ),
     *(
         "LEFT_OVER_GAIN",
+        "NEARLY",
         "LOAD_COST",
         "MOST_READ",
         "ROLES_GAIN",
