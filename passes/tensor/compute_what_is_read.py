@@ -81,7 +81,7 @@ def _read(op: Op, operand: int, box: Box) -> Box:
         low, high = interval(e, ranges)
         if low > high or high < 0 or low >= n:
             return _whole(op.operands[operand])
-        read.append((max(low, 0), min(high, n - 1)))
+        read.append((int(max(low, 0)), int(min(high, n - 1))))
     return tuple(read)
 
 

@@ -272,6 +272,8 @@ def estimate_chain_tiles(work: ChainTilesWork, hardware: GpuHardware) -> float:
     rounds, rest = divmod(per_sm, min(resident, per_sm))
     busy_clk = rounds * _round_clk(min(resident, per_sm), work, hardware)
     busy_clk += _round_clk(rest, work, hardware) if rest else 0.0
+    # The start of the first blocks is part of the launch.
+    busy_clk -= hardware.stream.block_start_clk
     busy_s = busy_clk / hardware.clock_hz
     dram_s = work.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
     fetched = work.blocks * work.fetched_bytes
