@@ -63,7 +63,7 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> ParameterChoice[Ma
     if isinstance(hardware, GpuHardware):
         if _threads(problem, best) <= hardware.sm_count * hardware.max_threads_per_sm:
             near = [p for p in space if seconds(p) <= NEARLY * estimate_s]
-            best = min(near, key=lambda p: _threads(problem, p) / p.threads)
+            best = min(near, key=lambda p: (-(-_threads(problem, p) // p.threads), seconds(p)))
             estimate_s = seconds(best)
         estimate_s = min(estimate_s, _at_once_s(problem, hardware, best))
     return ParameterChoice(best, global_bound(problem, hardware), estimate_s, len(space))
