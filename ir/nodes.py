@@ -12,6 +12,8 @@ from enum import Enum
 from operator import is_
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Expr, Sym
@@ -358,9 +360,12 @@ class Module:
         """Self when nothing changed."""
         return self if _same(funcs, self.funcs) else replace(self, funcs=funcs)
 
-    def with_constants(self, constants: Constants) -> Module:
+    def with_constants(self, constants: Constants | Mapping[str, np.ndarray]) -> Module:
         """Self when nothing changed."""
-        return self if constants is self.constants else replace(self, constants=constants)
+        if constants is self.constants:
+            return self
+        held = constants if isinstance(constants, Constants) else Constants(constants)
+        return replace(self, constants=held)
 
     def with_attrs(self, **changes: Attr) -> Module:
         """A copy with attributes replaced or appended."""

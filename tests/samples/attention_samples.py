@@ -177,7 +177,8 @@ def bert_block(
 
 
 def lowered(module: Module, precision: str = "fp16") -> Module:
-    """The kernels of a network for sm_90a without parameters, those of attention not made one."""
+    """The kernels of a network for sm_90a without parameters, none of which is a chain."""
     stages = official_stages(Level.GRAPH, "cuda", precision).until("choose-parameters")
     apart = stages.replace("chain-kernels", "chain-kernels{when=never}")
+    apart = apart.replace("chain-tiles", "chain-tiles{when=never}")
     return run_pipeline(module, apart.whole, PassContext(target="cuda:sm_90a"))

@@ -217,7 +217,7 @@ def test_the_start_of_the_first_blocks_is_part_of_the_launch() -> None:
     assert choose_map(small, slow).estimate_s == choose_map(small, hardware).estimate_s
     assert choose_map(large, slow).estimate_s > choose_map(large, hardware).estimate_s
     least_s = hardware.launch_floor_s + hardware.estimate_fetch_clk / hardware.clock_hz
-    assert choose_map(small, hardware).estimate_s == pytest.approx(least_s, rel=0.05)
+    assert choose_map(small, hardware).estimate_s == pytest.approx(least_s, rel=0.1)
 
 
 #: bytes of an array that a kernel updates, arrays that it writes: microseconds of a launch on an H200

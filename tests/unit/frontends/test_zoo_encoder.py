@@ -18,7 +18,7 @@ def test_the_defaults_are_those_of_the_paper():
     tw.verify(net)
     assert net.main.params[0].type == net.main.result_types[0]
     assert net.main.result_types[0].shape == (8, 512, 1024)
-    sizes = {n: int(np.prod(net.constants.shape_of(n))) for n in net.parameters}
+    sizes = {n: int(np.prod(net.constants.form(n)[0])) for n in net.parameters}
     assert sum(sizes.values()) == 12 * 1024**2 + 13 * 1024
     assert [op["rate"] for op in net.main.body.ops if op.name == "graph.dropout"] == [0.1] * 4
 

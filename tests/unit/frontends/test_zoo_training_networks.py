@@ -13,7 +13,7 @@ def test_bert_base_has_the_published_size():
     """110 M parameters: 512 positions, a pooler and two kinds of segments (Devlin et al. 2019, section 3)."""
     net = zoo.build("bert_base_mlm")
     tw.verify(net)
-    sizes = {n: int(np.prod(net.constants.shape_of(n))) for n in net.get("parameters")}
+    sizes = {n: int(np.prod(net.constants.form(n)[0])) for n in net.get("parameters")}
     block = sum(s for n, s in sizes.items() if n.startswith("h0."))
     assert block == 12 * 768**2 + 13 * 768
     assert sum(s for n, s in sizes.items() if n.startswith("h")) - 12 * block == 768**2 + 3 * 768 + 30522

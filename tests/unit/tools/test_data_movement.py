@@ -55,7 +55,7 @@ def test_sums_are_those_of_the_kernels(step):
 
 
 def test_the_text_has_a_row_per_kernel_and_sums(capsys):
-    text = printed(capsys, *DIGITS, "--precision", "fp16")
+    text = printed(capsys, *DIGITS, "--precision", "tf32")
     assert "times modelled; bandwidth 4800 GB/s" in text
     assert text.count("tensor contraction") == 4 + 1
     assert "statistical normalisation" in text

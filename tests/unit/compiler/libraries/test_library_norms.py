@@ -132,7 +132,7 @@ def test_gelu_is_taken_only_in_the_form_with_tanh() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_mlp_of_gpt_is_one_product_with_gelu(precision: str) -> None:
-    module = lowered(gpt(layers=1, width=16, heads=2, vocabulary=32, context=8, sequence=8), precision)
+    module = lowered(gpt(layers=2, width=16, heads=2, vocabulary=32, context=8, sequence=8), precision)
     known = KernelConstants(module)
     calls = [c for f in module.funcs if f.name != "main" for c in products_in(known.computed_in(f))]
     assert "gelu_bias" in {getattr(c.problem, "epilogue", "") for c in calls}

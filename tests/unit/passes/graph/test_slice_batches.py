@@ -48,7 +48,7 @@ def kernels_peak(module: Module) -> int:
 
 
 def test_large_images_are_made_in_parts_and_small_ones_whole() -> None:
-    whole = net(64)
+    whole = net(128)
     parts = sliced(whole)
     assert joins(parts) == 1
     assert sum(op.name == "graph.conv2d" for op in parts.main.body.ops) in (5, 9)

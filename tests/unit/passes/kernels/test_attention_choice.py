@@ -119,7 +119,7 @@ def test_what_is_no_attention():
 
 def test_sequences_whose_rows_fit_no_shared_memory():
     """Softmax and mix alone are no legal chain; the three of them together are attention all the same."""
-    long = gpt(layers=1, width=64, heads=1, sequence=2048, context=2048, vocabulary=32)
+    long = gpt(layers=1, width=256, heads=4, sequence=2048, context=2048, vocabulary=32)
     (kernel,) = in_registers(kernels(long))
     view = attention_view(kernel)
     assert view is not None

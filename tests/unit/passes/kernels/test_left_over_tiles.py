@@ -258,10 +258,10 @@ def problem_of(m: int, n: int, k: int, *, columns: bool = False, result_bytes: i
     )  # fmt: skip
 
 
-#: 2560 x 2560 over 8192 is 224 or 200 large tiles, 4096 x 1600 is 198 of 192 x 192
+#: both are 224 or 200 large tiles
 PAYS = {
-    "columns": problem_of(2560, 2560, 8192, columns=True),
-    "rows": problem_of(4096, 1600, 6400),
+    "square": problem_of(2560, 2560, 8192, columns=True),
+    "wide": problem_of(1280, 5120, 8192, columns=True),
 }
 
 
@@ -282,7 +282,7 @@ def test_what_is_left_over_of_long_sums_is_shared(name):
 
 def test_it_must_clearly_pay_against_whatever_else_is_best():
     """Tiles for whole waves save a part of what sharing would, and stay unless it saves an eighth more."""
-    problem = PAYS["rows"]
+    problem = PAYS["wide"]
     space = matrix_space(problem, H200)
     bounds, left = matrix_bound(problem, space, H200), space.left_over > 0
     waves = in_whole_waves(problem, space) & (space.parts == 1)
@@ -438,6 +438,6 @@ ROUND = """%y = tensor.map(%p, par = (m: 2560, n: 2560), reads = [[m, n]]) : f16
 
 def test_likely_points_tell_both_ways_of_sharing_apart():
     """Of two points that differ in what is shared alone, both are worth to be measured."""
-    kinds = {(c.parameters.parts > 1, c.parameters.left_over) for c in likely_matrix(PAYS["rows"], H200, 60)}
+    kinds = {(c.parameters.parts > 1, c.parameters.left_over) for c in likely_matrix(PAYS["wide"], H200, 60)}
     assert (True, True) in kinds
     assert (False, False) in kinds
