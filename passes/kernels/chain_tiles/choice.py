@@ -29,7 +29,7 @@ _TILES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 56, 64, 128)
 #: pixels of a block's tile: fewer leave rows of fragments empty, more do not fit with their halos
 _FEWEST_PIXELS, _MOST_PIXELS = 16, 512
 #: tiles that are looked at, those whose blocks fill the device best with the least halo
-_MOST_TILES = 10
+_MOST_TILES = 6
 #: indices by which a usual window reaches over a tile, and the share of a chain's work ahead of it
 _HALO, _RIM_SHARE = 2, 0.35
 #: channels of a step at most, and how many numbers of them are looked at, the largest ones
