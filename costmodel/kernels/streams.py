@@ -59,14 +59,14 @@ def choose_map(problem: StreamProblem, hardware: Hardware) -> ParameterChoice[Ma
             problem, hardware, p.threads, threads, instructions, p.vec, max(1, problem.reads)
         )
 
-    best, estimate_s = _best(space, seconds)
+    times = {p: seconds(p) for p in space}
+    best = min(space, key=times.__getitem__)
     if isinstance(hardware, GpuHardware):
         if _threads(problem, best) <= hardware.sm_count * hardware.max_threads_per_sm:
-            near = [p for p in space if seconds(p) <= NEARLY * estimate_s]
-            best = min(near, key=lambda p: (-(-_threads(problem, p) // p.threads), seconds(p)))
-            estimate_s = seconds(best)
-        estimate_s = min(estimate_s, _at_once_s(problem, hardware, best))
-    return ParameterChoice(best, global_bound(problem, hardware), estimate_s, len(space))
+            near = [p for p in space if times[p] <= NEARLY * times[best]]
+            best = min(near, key=lambda p: (-(-_threads(problem, p) // p.threads), times[p]))
+        times[best] = min(times[best], _at_once_s(problem, hardware, best))
+    return ParameterChoice(best, global_bound(problem, hardware), times[best], len(space))
 
 
 def _threads(problem: StreamProblem, p: MapParameters) -> int:

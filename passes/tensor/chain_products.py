@@ -11,8 +11,9 @@ from tilewright.ir import Func, Level, Module, Op, Ref
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.rewriting.names import numbered
+from tilewright.passes.tensor.chains.candidates import ChainCandidate
 from tilewright.passes.tensor.chains.merge import callee_of
-from tilewright.passes.tensor.chains.product_pairs import ProductPair, in_order, product_pairs
+from tilewright.passes.tensor.chains.product_pairs import in_order, product_pairs
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -37,7 +38,7 @@ def chain_products(
     return _replaced(module, taken) if taken else module
 
 
-def _replaced(module: Module, taken: Sequence[ProductPair]) -> Module:
+def _replaced(module: Module, taken: Sequence[ChainCandidate]) -> Module:
     """The module with a call of one kernel in place of each pair; equal kernels are one."""
     order = in_order(module, taken)
     assert order is not None

@@ -60,7 +60,7 @@ def _beside_pairs(
     out = []
     for c in found:
         calls = set(map(id, c.calls))
-        lost = sum(p.apart_s - p.chosen_s for p in pairs if calls & set(map(id, p.calls)))
+        lost = sum(p.gain_s for p in pairs if calls & set(map(id, p.calls)))
         out.append(replace(c, separate_s=c.separate_s - lost))
     return out
 

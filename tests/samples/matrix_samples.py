@@ -1,6 +1,6 @@
 """Tensor-level products with epilogues, their tensor-core kernels, and what they should give in float64."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -85,14 +85,19 @@ def matrix_parameters(
     return MatrixParameters(MatrixTile(m, n, k), warps, stages, channel, raster, engine)
 
 
+def planned(kernel: Func, plan: MatrixParameters) -> Func:
+    """The thread-level kernel with these parameters, after the usual passes."""
+    thread = lower_matrix(with_template(kernel, "matrix", plan))
+    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+
+
 def lowered(
     kernel: Func, *tiles: int, raster: int = 1, warps_k: int = 1, engine: Literal["mma", "wgmma"] = "mma"
 ) -> Func:
     """The thread-level kernel with a plan of tiles m, n, k, warps m, n and stages, after the usual passes."""
     channel = view_of(kernel).channel
     plan = matrix_parameters(*tiles, channel, raster=raster, warps_k=warps_k, engine=engine)
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 def stored(kernel: Func) -> Func:
@@ -211,3 +216,24 @@ CAST = """%x = tensor.map(%a, par = (m: 24, c: 64), reads = [[m, c]]) : f16[24, 
   %2 = scalar.cast(%1, dtype = "f16") : f16
   scalar.yield(%2)
 }"""
+
+
+def check_orders(
+    emulated: Callable[[Func, list[np.ndarray], int], np.ndarray],
+    dtype: str,
+    orders: tuple[str, str],
+    size: tuple[int, ...],
+) -> None:
+    """A product of factors in these orders of dimensions is right, with the same bits for two seeds.
+
+    emulated: runs a kernel on its inputs, in the order of threads of a seed.
+    """
+    kernel = gemm(dtype, *size, *orders)
+    inputs = inputs_of(kernel)
+    a, b = (
+        v.astype(np.float64) if o[1] == "c" else v.astype(np.float64).T
+        for v, o in zip(inputs, orders, strict=True)
+    )
+    first, again = (emulated(kernel, inputs, seed) for seed in (1, 5))
+    assert_close(first, a @ b.T, dtype)
+    np.testing.assert_array_equal(first, again)

@@ -252,5 +252,4 @@ class Turn:
         """Say that nothing is left to prepare, and wait until it is this one's turn."""
         self._pipe.send(("ready",))
         self._pipe.recv()
-        self.doing(TIMING, TIMING_LIMIT_S)
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from tilewright.costmodel import Hardware
@@ -13,6 +13,7 @@ from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.chained.choice import choose_chained
 from tilewright.passes.kernels.decision import estimate_of
+from tilewright.passes.tensor.chains.candidates import ChainCandidate
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import (
     callee_of,
@@ -26,35 +27,19 @@ from tilewright.passes.tensor.chains.merge import (
 CLEARLY = 0.95
 
 
-def product_pairs(module: Module, ctx: PassContext, hardware: Hardware, *, legal: bool) -> list[ProductPair]:
+def product_pairs(
+    module: Module, ctx: PassContext, hardware: Hardware, *, legal: bool
+) -> list[ChainCandidate]:
     """Pairs that share no call, those of the largest gain first. legal: also those that do not pay."""
     choice = _Choice(module, ctx, hardware)
-    pairs = [p for p in choice.pairs() if legal or p.chosen_s < CLEARLY * p.apart_s]
-    taken: list[ProductPair] = []
-    for pair in sorted(pairs, key=lambda p: p.chosen_s - p.apart_s):
+    pairs = [p for p in choice.pairs() if legal or estimate_of(p.chosen) < CLEARLY * p.separate_s]
+    taken: list[ChainCandidate] = []
+    for pair in sorted(pairs, key=lambda p: -p.gain_s):
         used = {id(op) for other in taken for op in other.calls}
         free = not used & {id(op) for op in pair.calls}
         if free and in_order(module, [*taken, pair]) is not None:
             taken.append(pair)
     return taken
-
-
-@dataclass(frozen=True)
-class ProductPair:
-    """Two calls of @main that could be one kernel; values it is called with and returns.
-
-    chosen_s, apart_s: estimated seconds of the kernel, and of those of both calls.
-    """
-
-    calls: tuple[Op, Op]
-    chosen: Func
-    arguments: tuple[Value, ...]
-    returned: tuple[Value, ...]
-    apart_s: float
-
-    @property
-    def chosen_s(self) -> float:
-        return estimate_of(self.chosen)
 
 
 class _Choice:
@@ -76,7 +61,7 @@ class _Choice:
     def _joins(self, op: Op) -> bool:
         return kernel_of(op, self.kernels) is not None
 
-    def pairs(self) -> Iterator[ProductPair]:
+    def pairs(self) -> Iterator[ChainCandidate]:
         """Every pair that is legal, by the second call."""
         for op in self.ops:
             if not self._joins(op):
@@ -86,7 +71,7 @@ class _Choice:
                 if (pair := self._pair(first, op)) is not None:
                     yield pair
 
-    def _pair(self, first: Op, second: Op) -> ProductPair | None:
+    def _pair(self, first: Op, second: Op) -> ChainCandidate | None:
         calls = (first, second)
         if reshapes_filled(calls, self.kernels):
             return None
@@ -103,7 +88,9 @@ class _Choice:
         if isinstance(chosen, str):
             return None
         chosen = replace(chosen, name=kernel.name)
-        return ProductPair(calls, chosen, tuple(arguments), tuple(returned), sum(map(self._alone_s, calls)))
+        return ChainCandidate(
+            calls, chosen, tuple(arguments), tuple(returned), sum(map(self._alone_s, calls))
+        )
 
     def _read_outside(self, result: Value, calls: Sequence[Op]) -> bool:
         return any(op not in calls for op in self.readers.get(result, ()))
@@ -124,7 +111,7 @@ def _is_product(kernel: Func) -> bool:
     return names.count("tensor.contract") == 1 and {*names} <= {"tensor.contract", "tensor.map"}
 
 
-def in_order(module: Module, pairs: Sequence[ProductPair]) -> list[Op | ProductPair] | None:
+def in_order(module: Module, pairs: Sequence[ChainCandidate]) -> list[Op | ChainCandidate] | None:
     """The ops of @main with pairs in place of their calls, each behind what it reads; None where none is.
 
     What two calls read through another one that reads the first of them stands in the way, and so do pairs
@@ -133,7 +120,7 @@ def in_order(module: Module, pairs: Sequence[ProductPair]) -> list[Op | ProductP
     pair_of = {id(op): pair for pair in pairs for op in pair.calls}
     ops = module.main.body.ops
     position = {id(op): i for i, op in enumerate(ops)}
-    nodes: dict[int, Op | ProductPair] = {}
+    nodes: dict[int, Op | ChainCandidate] = {}
     place: dict[int, int] = {}
     for op in ops:
         pair = pair_of.get(id(op))
@@ -150,7 +137,7 @@ def in_order(module: Module, pairs: Sequence[ProductPair]) -> list[Op | ProductP
     missing = {n: len(before) for n, before in reads.items()}
     ready = [n for n, count in missing.items() if not count]
     heapify(ready)
-    out: list[Op | ProductPair] = []
+    out: list[Op | ChainCandidate] = []
     while ready:
         n = heappop(ready)
         out.append(nodes[n])

@@ -11,11 +11,13 @@ from matrix_samples import (
     CTX,
     THREAD,
     assert_close,
+    check_orders,
     convolution,
     convolved,
     gemm,
     inputs_of,
     matrix_parameters,
+    planned,
     product,
     split_of,
     stored,
@@ -59,8 +61,7 @@ def parameters(channel: str, *tiles: int, **more: int | str) -> MatrixParameters
 def left_over(kernel: Func, *tiles: int, **more: int | str) -> Func:
     """The thread-level kernel whose blocks share what full turns leave over."""
     plan = parameters(view_of(kernel).channel, *tiles, **more)
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 def emulated(
@@ -93,13 +94,7 @@ def emulated(
     ],
 )  # fmt: skip
 def test_products_in_every_order_of_threads(dtype, orders, size, tiles, more):
-    kernel = gemm(dtype, *size, *orders)
-    inputs = inputs_of(kernel)
-    a, b = (v.astype(np.float64) if o[1] == "c" else v.astype(np.float64).T
-            for v, o in zip(inputs, orders, strict=True))  # fmt: skip
-    first, again = (emulated(kernel, inputs, *tiles, seed=seed, **more) for seed in (1, 5))
-    assert_close(first, a @ b.T, dtype)
-    np.testing.assert_array_equal(first, again)
+    check_orders(lambda k, x, seed: emulated(k, x, *tiles, seed=seed, **more), dtype, orders, size)
 
 
 def test_batches_are_tiles_too():

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from codegen_samples import DEVICES, run
 from codegen_samples import kernel as thread_kernel
-from decision_samples import with_template
 from matrix_samples import (
     CTX,
-    THREAD,
     convolution,
     convolved,
     gemm,
     matrix_parameters,
+    planned,
     source,
     split_of,
     stored,
@@ -27,7 +26,7 @@ from split_samples import KINDS, assert_no_worse, chain, factors, pieces, trunca
 import tilewright as tw
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Func, InputError, Module, parse, walk
+from tilewright.ir import Func, InputError, parse, walk
 from tilewright.ir.constants import Constants
 from tilewright.ir.float_pieces import PIECES, SCALE, SPLIT_BELOW, joined, piece_of
 from tilewright.ir.thread.split_ops import PRODUCTS
@@ -35,7 +34,6 @@ from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix import choice
 from tilewright.passes.kernels.matrix import space as matrix_space
 from tilewright.passes.kernels.matrix.bound import matrix_bound
-from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import MatrixProblem, takes_roles
 from tilewright.passes.kernels.matrix.view import LEAST_STORED_SUM
@@ -87,8 +85,7 @@ def test_devices_split_as_the_interpreter_does(target):
 def by_roles(kernel: Func, *tiles: int, **more: int | str) -> Func:
     plan = matrix_parameters(*tiles, view_of(kernel).channel, engine="wgmma")
     plan = replace(plan, **({"copiers": 4, "transport": "engine"} | more))
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 @pytest.mark.emulator

@@ -6,17 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import device, plan_of, run
-from decision_samples import with_template
 from matrix_samples import (
     CAST,
     CTX,
-    THREAD,
     assert_close,
     convolution,
     convolved,
     gemm,
     inputs_of,
     matrix_parameters,
+    planned,
     product,
     source,
     view_of,
@@ -27,8 +26,6 @@ from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.compilation.kernel_builds import emit_kernels
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Block, Func, InputError, Module, Op, WorkError, walk
-from tilewright.passes import Pipeline, run_pipeline
-from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import matrix_space_of, shared_bytes
 from tilewright.passes.thread.place_barriers import place_barriers
@@ -45,8 +42,7 @@ def by_roles(kernel: Func, *tiles: int, raster: int = 1, **more: int | str) -> F
     """The thread-level kernel with a role that copies."""
     plan = matrix_parameters(*tiles, view_of(kernel).channel, raster=raster, engine="wgmma")
     plan = replace(plan, **({"copiers": 4} | more))
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 def emulated(

@@ -5,14 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import run
-from decision_samples import with_template
-from matrix_samples import CTX, THREAD, assert_close, inputs_of, matrix_parameters, product, view_of
+from matrix_samples import assert_close, inputs_of, matrix_parameters, planned, product, view_of
 
-from tilewright.ir import Func, Module, Sym, walk
+from tilewright.ir import Func, Sym, walk
 from tilewright.ir.expr import substitute
-from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix.boxes import SpatialWindow, boxes_of, start_of_box, windows_of
-from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 
 
@@ -82,8 +79,7 @@ def engine(kernel: Func, *tiles: int) -> Func:
         transport="engine",
         blocks=2,
     )
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 @pytest.mark.emulator

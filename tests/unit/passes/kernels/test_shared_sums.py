@@ -5,26 +5,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from codegen_samples import run
-from decision_samples import with_template
 from matrix_samples import (
     CTX,
-    THREAD,
     assert_close,
+    check_orders,
     contraction,
     convolution,
     convolved,
     gemm,
     inputs_of,
     matrix_parameters,
+    planned,
 )
 
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Func, InputError, Module, Op
-from tilewright.passes import Pipeline, run_pipeline
+from tilewright.ir import Func, InputError, Op
 from tilewright.passes.kernels.matrix.bound import matrix_bound
 from tilewright.passes.kernels.matrix.choice import SHARING_GAIN, best_point, choose_matrix
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
-from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.space import MatrixProblem, matrix_space
 from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.thread.place_barriers import place_barriers
@@ -40,8 +38,7 @@ def shared(kernel: Func, *tiles: int, parts: int, engine: str = "mma", warps_k: 
     assert view is not None
     plan = matrix_parameters(*tiles, view.channel, engine=engine, warps_k=warps_k)
     plan = replace(plan, parts=parts, **more)
-    thread = lower_matrix(with_template(kernel, "matrix", plan))
-    return run_pipeline(Module("m", (thread,)), Pipeline.parse(THREAD), CTX).funcs[0]
+    return planned(kernel, plan)
 
 
 def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1, **more) -> np.ndarray:
@@ -61,13 +58,7 @@ def emulated(kernel: Func, inputs: list[np.ndarray], *tiles: int, seed: int = 1,
     ],
 )  # fmt: skip
 def test_products_in_every_order_of_threads(dtype, orders, size, tiles, more):
-    kernel = gemm(dtype, *size, *orders)
-    inputs = inputs_of(kernel)
-    a, b = (v.astype(np.float64) if o[1] == "c" else v.astype(np.float64).T
-            for v, o in zip(inputs, orders, strict=True))  # fmt: skip
-    first, again = (emulated(kernel, inputs, *tiles, seed=seed, **more) for seed in (1, 5))
-    assert_close(first, a @ b.T, dtype)
-    np.testing.assert_array_equal(first, again)
+    check_orders(lambda k, x, seed: emulated(k, x, *tiles, seed=seed, **more), dtype, orders, size)
 
 
 def test_taps_are_parts_too_and_epilogues_see_the_whole_sum():
