@@ -68,7 +68,7 @@ class SideBySide:
 
 @dataclass
 class _Asked:
-    """What is asked, and the peers that it has lost so far."""
+    """A row that is asked for, which has lost these peers so far."""
 
     asked: Any
     failures: list[dict[str, str]] = field(default_factory=list)
@@ -161,7 +161,7 @@ class _Crew:
             worker.until = time.monotonic() + limit_s + GRACE_S
 
     def _is_late(self) -> bool:
-        """Whether those that are ready have to be timed now."""
+        """Return whether those that are ready have to be timed now."""
         ready = sum(w.ready for w in self._workers)
         return self._way.left_s() <= self._way.timing_s * ready
 

@@ -214,7 +214,7 @@ class _Regions:
                 self.fills.setdefault(v, set()).add(fill)
 
     def _reduced(self, op: Op) -> dict[str, Span]:
-        """What one step takes of the reduced dimensions that are walked."""
+        """Return what one step takes of the reduced dimensions that are walked."""
         if op is not self.chain.stages[-1].anchor:
             return {}
         return {d: Span(((d, 1),), 0, part) for d, part in self.chain.walked.items()}

@@ -75,7 +75,7 @@ class Product:
 
     @property
     def extents(self) -> Mapping[str, int]:
-        """What a block computes of each dimension of the results, at a time."""
+        """Return what a block computes of each dimension of the results at a time."""
         return {d: s.extent for d, s in zip(dims(self.op, "par"), self.stage.domain, strict=True)}
 
     @property

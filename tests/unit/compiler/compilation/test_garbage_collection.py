@@ -16,7 +16,7 @@ RELU = tw.parse("""module @m { graph.func @main(%x: f32[8]) -> f32[8] {
 
 @pytest.fixture
 def collections():
-    """Whether there are collections, before and after."""
+    """Say whether there are collections, before and after."""
     assert gc.isenabled()
     yield
     assert gc.isenabled()
