@@ -14,6 +14,9 @@ from tilewright.ir.nodes import Op
 
 #: registers of a lane in a 16 x 8 tile: two rows of two columns
 _REGISTERS = 4
+#: magnitude of a largest score up to which the rounding of its product with a scale changes the weights of a
+#: row by a factor within 1e-4 of 1; beyond it by any factor
+_FOLDED_UP_TO = "1024.0f"
 
 
 def _element(e: Emission, op: Op, frag: BufferRef) -> str:
@@ -77,22 +80,29 @@ def _exp_rows(e: Emission, op: Op) -> None:
     rows, columns, frag = _loops(e, op)
     largest, sums = (e.buffer(v) for v in op.operands[1:])
     power, scale = e.need("power"), _in_powers_of_two(e, op)
+    apart, folded = f"{power}(({{0}} - {{1}}) * {scale})", f"{power}(fmaf({{0}}, {scale}, -{{1}}))"
     for i in range(rows):
         for half in (0, 1):
             name, total = _row(e, largest, i, half), _row(e, sums, i, half)
-            with e.braces(""):
-                top = e.name("top")
-                factor = f" * {scale}" if op["folded"] else ""
-                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name}{factor};")
+            first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
+            elements = (f"{first}]", f"{first} + 1]")
+
+            def replaced(top: str, form: str, total: str = total, elements: tuple[str, str] = elements) -> None:
                 e.line("#pragma unroll")
                 with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
-                    first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
-                    for element in (f"{first}]", f"{first} + 1]"):
-                        if op["folded"]:
-                            e.line(f"{element} = {power}(fmaf({element}, {scale}, -{top}));")
-                        else:
-                            e.line(f"{element} = {power}(({element} - {top}) * {scale});")
-                    e.line(f"{total} += {first}] + {first} + 1];")
+                    for element in elements:
+                        e.line(f"{element} = {form.format(element, top)};")
+                    e.line(f"{total} += {elements[0]} + {elements[1]};")
+
+            top = e.name("top")
+            if op["folded"]:
+                # Of a large product its rounding is large: of rows that a mask of -1e30 hides it overflows.
+                with e.braces(f"if (fabsf({name}) <= {_FOLDED_UP_TO})"):
+                    e.line(f"const float {top} = {name} * {scale};")
+                    replaced(top, folded)
+            with e.braces("else" if op["folded"] else ""):
+                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name};")
+                replaced(top, apart)
 
 
 def _in_powers_of_two(e: Emission, op: Op) -> str:

@@ -15,7 +15,8 @@ import tilewright as tw
 from tilewright.codegen import emit_cuda
 from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
-from tilewright.ir import InputError, Module, parse, walk
+from tilewright.ir import Block, Func, InputError, Level, Module, TensorType, Value, parse, walk
+from tilewright.ir.graph_code import GraphWriter
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.position_masks import BandMask, band_mask
@@ -81,6 +82,25 @@ def test_results_and_logarithms(how, plan):
     )
     assert result < RESULT[how.get("dtype", "f16")]
     assert lse < LSE
+
+
+@pytest.mark.parametrize("hidden", [-1e30, -3e38, -1e9])
+def test_rows_whose_first_tile_is_hidden_by_a_number(hidden):
+    """The last keys of a block of rows are met first; 32 of its rows see none of a tile of 32 keys."""
+    w = GraphWriter()
+    params = tuple(Value(TensorType("f16", (2, 128, 64)), name) for name in "qkv")
+    q, k, v = map(w.tensor, params)
+    places = w.op("arange", stop=128, dtype="i32")
+    scores = q.matmul(k, transpose_b=True).cast("f32") * 0.125
+    seen = (places <= places.reshape(128, 1)).where(scores, hidden)
+    result = w.op("softmax", seen, axis=-1).cast("f16").matmul(v)
+    w.builder.emit("graph.return", [result.value], types=())
+    func = Func(Level.GRAPH, "main", Block(params, w.ops), (result.value.type,))
+    module = Module("hidden", (func,), (), w.constants)
+    inputs = inputs_of(module)
+    (got,) = emulated(with_roles(module, 64, 32), inputs)
+    (expected,) = exact(module, inputs)
+    assert np.abs(got.astype(np.float64) - expected).max() < RESULT["f16"] * np.abs(expected).max()
 
 
 def test_a_causal_score_is_a_band():
