@@ -155,6 +155,9 @@ def _theirs(
             optimizer.zero_grad(set_to_none=True)
             loss = loss_function(inputs, target)
             scaler.scale(loss).backward()
+            if row.clip_norm is not None:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(loss_function.net.parameters(), row.clip_norm)
             scaler.step(optimizer)
             scaler.update()
             return loss.detach()

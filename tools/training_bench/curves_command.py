@@ -195,7 +195,8 @@ def _row(job: _Job, doing: Callable[[str], None]) -> Row:
         theirs = TorchLosses(job.row, module, data, a.curves, torch=torch, device=device, folder=job.folder)
         doing("our step")
         with _taken(seconds, "compiling"):
-            exe = compiled(training_step(job.row, module), **compile_options(a, precision))
+            step = training_step(job.row, module, clip_norm=job.row.clip_norm)
+            exe = compiled(step, **compile_options(a, precision))
         doing("a turn on the GPU")
         with exe, job.turn():
             doing("our losses")

@@ -23,7 +23,8 @@ class TrainingRow:
 
     shapes: of inputs that differ from the file's. loss: `cross_entropy` with classes drawn at random, or
     `bce` with a probability of 0 or 1 for each result. optimizer: `sgd` (of this momentum), `adam`, `adamw`.
-    eager: whether PyTorch without a graph is a peer, too, as in Nimble's comparison.
+    eager: whether PyTorch without a graph is a peer, too, as in Nimble's comparison. clip_norm: to which norm
+    gradients are clipped where losses are compared over many steps, with both; None leaves them as they are.
     """
 
     name: str
@@ -33,6 +34,7 @@ class TrainingRow:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     momentum: float = 0.9
     eager: bool = False
+    clip_norm: float | None = None
 
     @property
     def cudnn_network(self) -> str | None:
@@ -93,13 +95,17 @@ def _is_whole(op: Op) -> bool:
     return op.integers("pool_size") == op.operands[0].tensor.shape[2:]
 
 
+#: The norm to which gradients of networks of images are clipped where losses are compared. Batch norms over
+#: few values divide by deviations near zero, so that first gradients of deep networks of small images reach
+#: 6e6 (densenet121_32_b32 in float64): unclipped steps differ by any rounding, and leave float32's range.
+_CLIPPED_TO = 1.0
 #: inputs of the files that are images
 _INPUTS = {"resnet50": "data", "densenet121": "data", "inception_v3": "data"}
 
 
 def _images(name: str, network: str, batch: int, size: int, *, eager: bool = False) -> TrainingRow:
     shapes = {_INPUTS.get(network, "x"): (batch, 3, size, size)}
-    return TrainingRow(name, network, "cross_entropy", "sgd", shapes, eager=eager)
+    return TrainingRow(name, network, "cross_entropy", "sgd", shapes, eager=eager, clip_norm=_CLIPPED_TO)
 
 
 #: networks of images by the names that their rows have, and the sizes of images

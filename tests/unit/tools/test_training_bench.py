@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,12 @@ def test_curves_of_both_are_compared(monkeypatch, tmp_path, capsys):
     assert len(made["ours"]) == len(made["torch"]) == len(made["wide"]) == 5
     assert made["ours"][-1] < made["ours"][0]
     assert made["off"] < 1e-5
+    clipped = replace(row, clip_norm=1e-3)
+    monkeypatch.setattr(curves_command, "rows_of", lambda names: [clipped])
+    assert main([*command, "--json", str(path)]) == 0
+    (slow,) = json.loads(path.read_text())["rows"]
+    assert slow["off"] < 1e-5
+    assert made["ours"][-1] < slow["ours"][-1]
     theirs = curves_module._theirs
     monkeypatch.setattr(curves_module, "_theirs", lambda *a: (2 * loss for loss in theirs(*a)))
     assert main(command) == 1
