@@ -93,6 +93,42 @@ def test_a_store_that_runs_too_often_or_before_the_load_forbids_it():
     assert pairs("\n".join([*kept[: store + 1], load, *kept[store + 1 :]])) == ()
 
 
+#: the last block of rows is cut: whole blocks and the last one have loads and stores of their own
+CUT = """
+    thread.if(mask = [[bid.x // 2 * 3, 0, 6]]) {
+      thread.loop(var = i, extent = 3, unroll = 1) {
+        %a = thread.load(%x, at = [bid.x // 2 * 3 + i, bid.x % 2 * 32 + tid * 2], lanes = 2) : f32x2
+        thread.store(%a, %y, at = [bid.x // 2 * 3 + i, bid.x % 2 * 32 + tid * 2])
+      }
+    }
+    thread.if(mask = [[bid.x // 2 * 3, 6, 9]]) {
+      thread.loop(var = j, extent = 3, unroll = 1) {
+        thread.if(mask = [[bid.x // 2 * 3 + j, 0, 8]]) {
+          %b = thread.load(%x, at = [bid.x // 2 * 3 + j, bid.x % 2 * 32 + tid * 2], lanes = 2) : f32x2
+          thread.store(%b, %y, at = [bid.x // 2 * 3 + j, bid.x % 2 * 32 + tid * 2])
+        }
+      }
+    }"""
+
+
+def test_blocks_that_reach_beyond_the_result_may_overwrite_an_operand():
+    assert pairs(CUT, grid=6) == ((0, 2),)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[bid.x // 2 * 3, 6, 9]", "[bid.x // 2 * 3, 5, 9]"),  # threads run both branches
+        ("bid.x % 2 * 32 + tid", "bid.x % 2 * 16 + tid"),  # blocks share columns
+        ("bid.x // 2 * 3 + j, bid.x % 2 * 32 + tid * 2], lanes", "j, tid * 2], lanes"),  # another element
+        ("bid.x % 2 * 32", "bid.x % 4 * 32"),  # quotient and remainder of different divisors
+    ],
+)
+def test_blocks_that_touch_elements_of_others_may_not(old, new):
+    assert old in CUT
+    assert pairs(CUT.replace(old, new), grid=6) == ()
+
+
 def test_text_that_promises_apart_pointers_forbids_it():
     assert pairs(SUM, attrs="constant_params = [0]") == ()
 
