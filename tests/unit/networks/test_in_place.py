@@ -255,23 +255,27 @@ def test_no_allowed_order_reads_what_was_overwritten(plan, rng):
 
 
 @pytest.mark.emulator
-def test_a_residual_network_overwrites_and_agrees_with_the_interpreter():
+@pytest.mark.parametrize(
+    ("side", "precision", "error"),
+    [(16, "fp32", 1e-5), (9, "fp32", 1e-5), (9, "tf32", 5e-3)],  # 81 points cut blocks
+)
+def test_a_residual_network_overwrites_and_agrees_with_the_interpreter(side, precision, error):
     net = Net()
 
     def conv(x):
         return net("nn.conv2d({}, {}, channels=16, kernel_size=[1, 1])", x, net.weight(16, 16, 1, 1))
 
-    x = net.input(1, 16, 16, 16)
+    x = net.input(1, 16, side, side)
     for _ in range(3):
         y = conv(x)
         x = net("add({}, {})", conv(conv(y)), y)
     module = net.module(x)
     inputs = list(net.inputs.values())
-    with tw.compile(module, target="emulator:sm_90a") as exe:
+    with tw.compile(module, target="emulator:sm_90a", precision=precision) as exe:
         place = places_of(exe.plan)
         assert any(own != name for name, own in place.items())
         assert find_hazards(exe.plan) == []
         first, again = exe(*inputs), exe(*inputs)
     wanted = tw.interpret(module, *inputs)
-    np.testing.assert_allclose(first[0], wanted[0], rtol=1e-4, atol=1e-5)
+    assert np.abs(first[0] - wanted[0]).max() <= error * np.abs(wanted[0]).max()
     np.testing.assert_array_equal(first[0], again[0])
