@@ -87,7 +87,9 @@ def _exp_rows(e: Emission, op: Op) -> None:
             first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
             elements = (f"{first}]", f"{first} + 1]")
 
-            def replaced(top: str, form: str, total: str = total, elements: tuple[str, str] = elements) -> None:
+            def replaced(
+                top: str, form: str, total: str = total, elements: tuple[str, str] = elements
+            ) -> None:
                 e.line("#pragma unroll")
                 with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
                     for element in elements:

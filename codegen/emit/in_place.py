@@ -173,31 +173,32 @@ def _keeps_to_own_elements(
 
 
 def _digits_tell_apart(index: Sequence[Expr], extents: Mapping[str, int], lanes: int) -> bool:
-    """The same as `_tell_apart`, where a variable may be there as its quotient and its remainder."""
+    """The same as `_tell_apart`, where quotients and remainders stand for variables, or for such in turn."""
     ranges: Ranges = {name: (0, n - 1) for name, n in extents.items()}
     forms = [linear(e, ranges) for e in index]
-    divided: dict[str, int] = {}
-    for atom in (atom for form in forms for atom, _ in form.terms):
-        if isinstance(atom, BinOp) and isinstance(atom.lhs, Sym) and isinstance(atom.rhs, int):
-            divided.setdefault(atom.lhs.name, atom.rhs)
-    parts: dict[str, int] = {}
-    for name, n in extents.items():
-        by = divided.get(name)
-        digits = (
-            {name: n} if by is None else {f"{name}.quotient": -(-n // by), f"{name}.remainder": min(by, n)}
-        )
-        parts |= {digit: m for digit, m in digits.items() if m > 1}
-
-    def digit(atom: Sym | BinOp) -> Sym | BinOp:
-        """The digit that an atom is; any other one, which tells nothing apart, stays."""
-        if not isinstance(atom, BinOp) or not isinstance(atom.lhs, Sym) or atom.op not in ("//", "%"):
-            return atom
-        name = atom.lhs.name
-        place = "quotient" if atom.op == "//" else "remainder"
-        return Sym(f"{name}.{place}") if atom.rhs == divided.get(name) else atom
-
-    plain = [Linear.of({digit(a): c for a, c in form.terms}, form.constant).expr() for form in forms]
+    divisors: dict[Expr, int] = {}
+    for form in forms:
+        for atom, _ in form.terms:
+            e: Expr = atom
+            while isinstance(e, BinOp) and e.op in ("//", "%") and isinstance(e.rhs, int):
+                divisors.setdefault(e.lhs, e.rhs)
+                e = e.lhs
+    digits = [digit for name, n in extents.items() for digit in _digits(Sym(name), n, divisors)]
+    names: dict[Expr, Sym] = {e: Sym(f"digit{i}") for i, (e, _) in enumerate(digits)}
+    parts = {names[e].name: n for e, n in digits if n > 1}
+    # An atom that is no digit keeps its name, which tells nothing apart.
+    plain = [Linear.of({names.get(a, a): c for a, c in form.terms}, form.constant).expr() for form in forms]
     return _tell_apart(plain, parts, {name: (0, n - 1) for name, n in parts.items()}, lanes)
+
+
+def _digits(e: Expr, extent: int, divisors: Mapping[Expr, int]) -> Iterator[tuple[Expr, int]]:
+    """What a number below `extent` is divided into, and how many values each part has."""
+    by = divisors.get(e)
+    if by is None:
+        yield e, extent
+        return
+    yield from _digits(BinOp("//", e, by), -(-extent // by), divisors)
+    yield from _digits(BinOp("%", e, by), min(by, extent), divisors)
 
 
 def _exclude(load: _Access, store: _Access) -> bool:

@@ -115,6 +115,16 @@ def test_blocks_that_reach_beyond_the_result_may_overwrite_an_operand():
     assert pairs(CUT, grid=6) == ((0, 2),)
 
 
+def test_blocks_may_be_numbered_in_groups_of_rows():
+    """Two rows of blocks of one column, then the same of the next column: digits of digits."""
+    rows, columns = "(bid.x // 4 * 2 + bid.x % 4 % 2) * 2", "bid.x % 4 // 2 * 32"
+    grouped = CUT.replace("bid.x // 2 * 3", rows).replace("bid.x % 2 * 32", columns)
+    for old, new in (("0, 6]", "0, 5]"), ("6, 9]", "5, 8]"), ("extent = 3", "extent = 2")):
+        grouped = grouped.replace(old, new)
+    assert pairs(grouped, grid=8) == ((0, 2),)
+    assert pairs(grouped.replace("% 4 % 2", "% 2"), grid=8) == ()  # two ways to divide one number
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
