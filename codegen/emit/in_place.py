@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.expr import Expr, Sym, substitute
+from tilewright.ir.expr import BinOp, Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Op, Value
-from tilewright.ir.simplify import Ranges, linear, simplify
+from tilewright.ir.simplify import Linear, Ranges, linear, simplify
 from tilewright.ir.thread.launch_ops import constant_params, late_params
 from tilewright.ir.types import ScalarType
 
@@ -34,6 +34,10 @@ def in_place_pairs(func: Func) -> tuple[tuple[int, int], ...]:
     the read one loads at the same index in a loop nest of the same extents, before that store in program
     order: so a thread reads just the elements that it writes, and each before it writes it.
 
+    Where conditions stand around accesses, as in kernels whose last blocks reach beyond the result, there may
+    be several stores and loads, all at one index that tells threads and iterations apart; no load may follow
+    a store of the same thread and iteration.
+
     Only parameters of which the emitted text does not promise that they are apart qualify: those that are
     read after a wait for other launches (`tilewright.codegen.emit.launch`).
     """
@@ -47,18 +51,21 @@ def in_place_pairs(func: Func) -> tuple[tuple[int, int], ...]:
     positions = {v: i for i, v in enumerate(func.params)}
     pairs = []
     for written, stores in accesses.items():
-        if len(stores) != 1 or not _writes_each_element_once(func, stores[0], written):
+        if not stores:
             continue
-        written_at = _written_at(stores[0])
-        if written_at is None:
-            continue
+        once = len(stores) == 1 and _writes_each_element_once(func, stores[0], written)
+        written_at = _written_at(stores[0]) if once else None
         for read, loads in accesses.items():
             if read is written or read.type != written.type:
                 continue
             if read not in read_at:
                 read_at[read] = _read_at(loads)
             place, last = read_at[read]
-            if place == written_at and last < stores[0].path:
+            if once:
+                shared = written_at is not None and place == written_at and last < stores[0].path
+            else:
+                shared = _keeps_to_own_elements(func, loads, stores, written)
+            if shared:
                 pairs.append((positions[read], positions[written]))
     return tuple(sorted(pairs))
 
@@ -132,6 +139,90 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
     return _tell_apart(index, extents, ranges, value.lanes) or _tell_apart(
         (address,), extents, ranges, value.lanes
     )
+
+
+def _keeps_to_own_elements(
+    func: Func, loads: Sequence[_Access], stores: Sequence[_Access], written: Value
+) -> bool:
+    """Whether all accesses are at one index of a thread and iteration, which no load follows a store of."""
+    if not loads or any(a.op.name != "thread.load" for a in loads):
+        return False
+    scopes = {s.name for a in (*loads, *stores) for s in a.around}
+    if "thread.if" not in scopes or not scopes <= _PLAIN_SCOPES:
+        return False
+    places = {(a.op.integer("lanes"), _loop_extents(a), _index(a)) for a in loads}
+    for store in stores:
+        op = store.op
+        if op.name != "thread.store" or op.operands[1] is not written or op.operands[0] is written:
+            return False
+        value = op.operands[0].type
+        if not isinstance(value, ScalarType) or op["mask"]:
+            return False
+        places.add((value.lanes, _loop_extents(store), _index(store)))
+    if len(places) > 1:
+        return False
+    lanes, loops, index = places.pop()
+    block, grid = func["block"], func["grid"]
+    assert isinstance(block, int)
+    assert isinstance(grid, tuple)
+    extents = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
+    extents |= {"tid": block, **{f"loop.{i}": n for i, n in enumerate(loops)}}
+    if not _digits_tell_apart(index, extents, lanes):
+        return False
+    return all(load.path < store.path or _exclude(load, store) for load in loads for store in stores)
+
+
+def _digits_tell_apart(index: Sequence[Expr], extents: Mapping[str, int], lanes: int) -> bool:
+    """The same as `_tell_apart`, where quotients and remainders stand for variables, or for such in turn."""
+    ranges: Ranges = {name: (0, n - 1) for name, n in extents.items()}
+    forms = [linear(e, ranges) for e in index]
+    divisors: dict[Expr, int] = {}
+    for form in forms:
+        for atom, _ in form.terms:
+            e: Expr = atom
+            while isinstance(e, BinOp) and e.op in ("//", "%") and isinstance(e.rhs, int):
+                divisors.setdefault(e.lhs, e.rhs)
+                e = e.lhs
+    digits = [digit for name, n in extents.items() for digit in _digits(Sym(name), n, divisors)]
+    names: dict[Expr, Sym] = {e: Sym(f"digit{i}") for i, (e, _) in enumerate(digits)}
+    parts = {names[e].name: n for e, n in digits if n > 1}
+    # An atom that is no digit keeps its name, which tells nothing apart.
+    plain = [Linear.of({names.get(a, a): c for a, c in form.terms}, form.constant).expr() for form in forms]
+    return _tell_apart(plain, parts, {name: (0, n - 1) for name, n in parts.items()}, lanes)
+
+
+def _digits(e: Expr, extent: int, divisors: Mapping[Expr, int]) -> Iterator[tuple[Expr, int]]:
+    """What a number below `extent` is divided into, and how many values each part has."""
+    by = divisors.get(e)
+    if by is None:
+        yield e, extent
+        return
+    yield from _digits(BinOp("//", e, by), -(-extent // by), divisors)
+    yield from _digits(BinOp("%", e, by), min(by, extent), divisors)
+
+
+def _exclude(load: _Access, store: _Access) -> bool:
+    """Whether conditions outside of loops let no thread run both."""
+    return any(
+        e == other and (high <= low2 or high2 <= low)
+        for e, low, high in _outer_conditions(load)
+        for other, low2, high2 in _outer_conditions(store)
+    )
+
+
+def _outer_conditions(access: _Access) -> Iterator[tuple[Expr, int, int]]:
+    """Expressions with their first number and the one behind the last, of conditions outside of loops."""
+    for scope in access.around:
+        if scope.name != "thread.if":
+            return
+        mask: Any = scope["mask"]
+        for e, low, high in mask:
+            if isinstance(low, int) and isinstance(high, int):
+                yield e, low, high
+
+
+def _loop_extents(access: _Access) -> tuple[int, ...]:
+    return tuple(s.integer("extent") for s in _loops(access))
 
 
 def _tell_apart(index: Sequence[Expr], extents: Mapping[str, int], ranges: Ranges, lanes: int) -> bool:

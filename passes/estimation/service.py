@@ -115,10 +115,15 @@ class KernelEstimator:
         """See `Estimator`."""
         return kernels_of(params, ops, 0, hardware).estimate_s()
 
-    def stored_kernels(self, module: Module, ctx: PassContext, *, factors: str = "") -> Module:
+    def stored_kernels(
+        self, module: Module, ctx: PassContext, *, factors: str = "", spares: bool = True
+    ) -> Module:
         """See `Estimator`."""
         graph = module.main.level is Level.GRAPH
-        return run_pipeline(module, estimates("stored of a graph" if graph else "stored", factors), ctx)
+        pipeline = estimates("stored of a graph" if graph else "stored", factors)
+        if not spares:
+            pipeline = pipeline.replace("fuse-kernels", "fuse-kernels{share=0.0}")
+        return run_pipeline(module, pipeline, ctx)
 
     def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:
         """See `Estimator`."""

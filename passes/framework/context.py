@@ -252,10 +252,14 @@ class Estimator(Protocol):
     ) -> float:
         """The kernels of tensor ops, the last of which returns."""
 
-    def stored_kernels(self, module: Module, ctx: PassContext, *, factors: str = "") -> Module:
+    def stored_kernels(
+        self, module: Module, ctx: PassContext, *, factors: str = "", spares: bool = True
+    ) -> Module:
         """A module of graph or tensor ops as kernels without parameters: what they store is in memory.
 
         factors: what float32 factors of products are allowed, as `allow-tf32` or `allow-split` would say.
+        spares: whether arrays that make the peak are computed where they are read, as `fuse-kernels` lets
+        them; without it all are stored that are for the sake of time.
         """
 
     def inlined(self, module: Module, ctx: PassContext, *, partitioner: str = "rules") -> Module:

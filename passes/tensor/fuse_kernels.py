@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Builder, Func, Level, Module, Ref, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.tensor.fusion.kernel_groups import readers, used_outside
+from tilewright.passes.analysis.backward_pass import LOSS, RECOMPUTED
+from tilewright.passes.analysis.kernel_text import kernel_text
+from tilewright.passes.analysis.memory_headroom import peak_bytes
+from tilewright.passes.tensor.fusion.costs import parametrised_s
+from tilewright.passes.tensor.fusion.kernel_groups import Partition, readers, used_outside
 from tilewright.passes.tensor.fusion.outline_kernel import kernel_name, outline
 from tilewright.passes.tensor.fusion.partitioners import partition_by
 
@@ -17,7 +22,15 @@ Partitioner = Literal["rules", "exact", "algorithm1", "maximal", "none"]
 
 @register_pass(Level.TENSOR, establishes={"kernels-outlined"})
 def fuse_kernels(
-    module: Module, ctx: PassContext, *, partitioner: Partitioner = "rules", prologues: bool = True
+    module: Module,
+    ctx: PassContext,
+    *,
+    partitioner: Partitioner = "rules",
+    prologues: bool = True,
+    share: float = 0.95,
+    worth: float = 6.0,
+    slower: float = 0.015,
+    above: int = 1 << 20,
 ) -> Module:
     """Outline kernels: one function per group of ops that runs as one kernel.
 
@@ -36,11 +49,72 @@ def fuse_kernels(
     decide that: what the map saves is the store of a second large result, whose rate was measured and is not
     derived. On an H100, ResNet-50 was 19 and 21 % faster so at batch 8 and 64; without the conditions it was
     7 % slower at batch 1, and DenseNet-121 12 % at batch 64.
+
+    What the conditions keep stored although one product could compute it, a cached array or a factor of
+    tensor cores, stays unstored where it makes the peak of memory: the largest such arrays, down to a size,
+    are computed where they are read if the peak falls to at most `share` of what it was. A per cent of time
+    by the model must save `worth` of memory, and at most the share `slower` of the time is given. Nothing is
+    asked where at most `above` bytes are alive at once, on a CPU, or of training steps.
     """
     main = module.main
     if any(op.name == "tensor.call" for op in main.body.ops):
         return module
+
+    def outlined(part: Partition) -> Module:
+        return _outlined(module, part)
+
     part = partition_by(main, partitioner, ctx, prologues=prologues)
+    whole = outlined(part)
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    if not part.spared or isinstance(hardware, CpuHardware) or _trains(main):
+        return whole
+    judge = _Judge(hardware, ctx)
+    peak = peak_bytes(whole)
+    if peak <= above:
+        return whole
+    best, most, tried = whole, 0.0, 0.0
+    for least in sorted({v.tensor.nbytes for v in part.spared}, reverse=True):
+        unstored = {v for v in part.spared if v.tensor.nbytes >= least}
+        other = outlined(partition_by(main, partitioner, ctx, prologues=prologues, unstored=unstored))
+        saved = 1 - peak_bytes(other) / peak
+        if saved - tried < 1 - share:
+            continue  # arrays of this size lower the peak no further
+        tried = saved
+        more = max(0.0, judge.seconds(other) / judge.seconds(whole) - 1)
+        if more <= slower and saved - worth * more > most:
+            best, most = other, saved - worth * more
+    return best
+
+
+def _trains(main: Func) -> bool:
+    """Return whether a function is a training step, or part of one: those choose what is saved themselves."""
+    return bool(main.updates) or main.get(LOSS) is not None or main.get(RECOMPUTED) is not None
+
+
+@dataclass
+class _Judge:
+    """The judge of partitions: what all calls take by the model, with the parameters that they would have."""
+
+    hardware: Hardware
+    ctx: PassContext
+
+    def seconds(self, module: Module) -> float:
+        """Seconds of every kernel of @main."""
+        kernels = {f.name: f for f in module.funcs}
+        calls = (op["callee"] for op in module.main.body.ops if op.name == "tensor.call")
+        return sum(self._kernel_s(kernels[ref.name]) for ref in calls if isinstance(ref, Ref))
+
+    def _kernel_s(self, kernel: Func) -> float:
+        def answer() -> float:
+            return parametrised_s(self.ctx.estimator.kernel(kernel, self.ctx), self.hardware)
+
+        question = ("outlined with parameters", kernel_text(kernel), self.hardware, self.ctx.target)
+        return self.ctx.estimator.remembered(question, answer)
+
+
+def _outlined(module: Module, part: Partition) -> Module:
+    """The module with a function per group of a partition, and calls of these in @main."""
+    main = module.main
     read_by = readers(part, main)
     taken = {f.name for f in module.funcs}
     kernels: list[Func] = []

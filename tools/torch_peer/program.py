@@ -108,24 +108,41 @@ class TorchProgram:
                     allocated -= nbytes(held)
         return peak
 
-    def function(self, torch: Any, device: str) -> Callable[..., list[Any]]:
-        """The network as a function of tensors on `device`, where its weights now lie."""
-        constants = self.module.constants
+    def function(self, torch: Any, device: str, dtype: str = "float32") -> Callable[..., list[Any]]:
+        """The network as a function of tensors on `device`, where its weights now lie.
+
+        dtype: PyTorch's name of the type that float weights and results of calls have, as in a model that was
+        cast to it. Inputs come as the network has them; their casts are freed behind their last reader.
+        """
+        floats = getattr(torch, dtype)
+
+        def cast(tensor: Any) -> Any:
+            return tensor.to(floats) if tensor.is_floating_point() else tensor
+
+        constants, params = self.module.constants, self.module.main.params
         weights = {
-            value: torch.from_numpy(constants[str(op["name"])].copy()).to(device)
+            value: cast(torch.from_numpy(constants[str(op["name"])].copy())).to(device)
             for value, op in self.weights.items()
         }
+        rules = {**RULES, **COMBINED, "graph.cast": lambda torch, x, op: _cast(torch, x, op, floats)}
+        last = {v: i for i, step in enumerate(self.steps) for v in step.operands if v in params}
+        ended = [[v for v in last if last[v] == i and v not in self.returned] for i in range(len(self.steps))]
 
         def run(*inputs: Any) -> list[Any]:
-            env: dict[Value, Any] = {**weights, **dict(zip(self.module.main.params, inputs, strict=True))}
-            for step, dead in zip(self.steps, self.dying, strict=True):
-                rules = IN_PLACE if step.kind == "in place" else {**RULES, **COMBINED}
-                env[step.op.result] = rules[step.name](torch, [env[v] for v in step.operands], step.op)
-                for value in dead:
+            env: dict[Value, Any] = {**weights, **dict(zip(params, map(cast, inputs), strict=True))}
+            for step, dead, read in zip(self.steps, self.dying, ended, strict=True):
+                known = IN_PLACE if step.kind == "in place" else rules
+                env[step.op.result] = known[step.name](torch, [env[v] for v in step.operands], step.op)
+                for value in (*dead, *read):
                     del env[value]
             return [env[v] for v in self.returned]
 
         return run
+
+
+def _cast(torch: Any, x: Sequence[Any], op: Op, floats: Any) -> Any:
+    """A cast; to the floats of the model where the network has float32."""
+    return x[0].to(floats) if op["dtype"] == "f32" else RULES["graph.cast"](torch, x, op)
 
 
 Call = tuple[str, Op, tuple[Value, ...]]

@@ -32,13 +32,15 @@ class KernelView:
 def kernel_view(func: Func, hardware: Hardware, ctx: PassContext, *, factors: str = "") -> KernelView:
     """Lower a graph-level function to kernels without parameters and look at them.
 
+    What makes the peak is stored here, although `fuse-kernels` may leave it to a product later: parts of the
+    batch and what is saved lower the peak for less time, and are decided first.
     factors: what float32 factors of products will be allowed, which decides on prologues.
     """
     marks = {f"#{i}": op for i, op in enumerate(func.body.ops)}
     marked = func.with_body(func.body.with_ops(tuple(replace(op, loc=mark) for mark, op in marks.items())))
     quiet = replace(ctx, instruments=(), reproducer_folder=None)
     module = Module("kernels", (replace(marked, name="main"),), constants=Constants({}))
-    kernels = ctx.estimator.stored_kernels(module, quiet, factors=factors)
+    kernels = ctx.estimator.stored_kernels(module, quiet, factors=factors, spares=False)
     calls = [op for op in kernels.main.body.ops if op.name == "tensor.call"]
     stored = {
         marks[op.loc] for op in _returning(kernels, calls) if op.loc in marks and _holds(op, marks[op.loc])

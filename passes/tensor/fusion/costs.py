@@ -90,12 +90,7 @@ class KernelCosts:
             if not ops & (ops - 1):
                 raise
             return inf
-        estimate = estimate_of(func)
-        extra = prologue_s(func, self.hardware)
-        prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
-        hardware = self.hardware
-        boundary = hardware.fusion.boundary_s if isinstance(hardware, GpuHardware) else 0.0
-        return estimate * (1 + hardware.fusion.prologue_share * prologue) + extra + boundary
+        return parametrised_s(func, self.hardware)
 
     def _epilogue_s(self, ops: int, core: int) -> float:
         """Seconds that the ops of a set beside its core add: traffic, instructions, results beyond the
@@ -114,6 +109,14 @@ class KernelCosts:
         work += fit.crowded_instructions * max(0, len(operands) - fit.free_operands)
         seconds += points * work / _rate(hardware, points)
         return seconds + second_results_s(stored[1:], hardware)
+
+
+def parametrised_s(func: Func, hardware: Hardware) -> float:
+    """Seconds of a kernel with parameters, its boundary included: what prologues take beyond its estimate."""
+    extra = prologue_s(func, hardware)
+    prologue = extra > 0 and any(op.name == "tensor.contract" for op in func.body.ops)
+    boundary = hardware.fusion.boundary_s if isinstance(hardware, GpuHardware) else 0.0
+    return estimate_of(func) * (1 + hardware.fusion.prologue_share * prologue) + extra + boundary
 
 
 def _body(op: Op) -> Hashable:

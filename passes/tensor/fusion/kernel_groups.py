@@ -10,7 +10,7 @@ same points of what they both read do, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -71,11 +71,15 @@ class KernelGroup:
 
 @dataclass
 class Partition:
-    """Groups in a valid execution order, and what each view stands for."""
+    """Groups in a valid execution order, and what each view stands for.
+
+    spared: stored values that one product could compute where it reads them, which storing them saves time.
+    """
 
     groups: list[KernelGroup]
     views: dict[Value, Value]
     source: dict[Value, KernelGroup] = field(default_factory=dict)
+    spared: dict[Value, None] = field(default_factory=dict)
 
     def resolve(self, v: Value) -> Value:
         """The value whose buffer holds `v`."""
@@ -84,12 +88,15 @@ class Partition:
         return v
 
 
-def partition(func: Func, *, fuse: bool = True, prologues: bool = True) -> Partition:
+def partition(
+    func: Func, *, fuse: bool = True, prologues: bool = True, unstored: Collection[Value] = ()
+) -> Partition:
     """Group the structured ops of `func`; without `fuse` each op that computes gets a kernel of its own.
 
     prologues: whether a large map of a value that is stored anyway is left to the product that reads it.
+    unstored: members of `Partition.spared` that their products compute, too.
     """
-    builder = _Builder(func, fuse, prologues)
+    builder = _Builder(func, fuse, prologues, unstored)
     for op in func.body.ops:
         if op.name in ("tensor.constant", "tensor.return", "tensor.call"):
             continue
@@ -101,8 +108,8 @@ def partition(func: Func, *, fuse: bool = True, prologues: bool = True) -> Parti
 
 
 class _Builder:
-    def __init__(self, func: Func, fuse: bool, prologues: bool) -> None:
-        self.fuse, self.prologues = fuse, prologues
+    def __init__(self, func: Func, fuse: bool, prologues: bool, unstored: Collection[Value]) -> None:
+        self.fuse, self.prologues, self.unstored = fuse, prologues, unstored
         self.result = Partition([], {})
         self.readers: dict[Value, list[Op]] = {}
         for op in func.body.ops:
@@ -271,7 +278,7 @@ class _Builder:
         one product alone, element by element, through maps that bring no other operands along. Then the
         epilogue would write a second array, as large, that the prologue never stores. A product that makes
         more than it reads would compute the prologue too often; one on tensor cores has its factors copied
-        asynchronously, which cannot compute.
+        asynchronously, which cannot compute. What only its size or tensor cores keep stored is `spared`.
         """
         made = [v for v in op.operands if self.group_of(v) is not None]
         if op.name != "tensor.map" or len(made) != 1 or len(self.readers[made[0]]) < 2:
@@ -285,13 +292,20 @@ class _Builder:
             if len(op.results) != 1 or len(read_by) != 1 or self.returned & set(op.results):
                 return False
             made, op = list(op.results), read_by[0]
-        if op.name != "tensor.contract" or on_tensor_cores(op) or cost > MAX_PROLOGUE_COST:
+        if op.name != "tensor.contract" or cost > MAX_PROLOGUE_COST or made[0] not in op.operands:
             return False
-        if made[0].tensor.nbytes < max(CACHED_ARRAY_BYTES, op.result.tensor.nbytes):
+        if made[0].tensor.nbytes < op.result.tensor.nbytes:
             return False
         ranges = ranges_of(op)
         indices = [simplify(e, ranges) for at in reads_of(op, made[0]) for e in at]
-        return made[0] in op.operands and all(isinstance(e, Sym | int) for e in indices)
+        if not all(isinstance(e, Sym | int) for e in indices):
+            return False
+        if made[0] in self.unstored:
+            return True
+        pays = made[0].tensor.nbytes >= CACHED_ARRAY_BYTES and not on_tensor_cores(op)
+        if not pays:
+            self.result.spared[made[0]] = None
+        return pays
 
     def _fits(self, op: Op, g: KernelGroup) -> bool:
         if (op in self.forward) != (g.anchor in self.forward):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from tilewright.costmodel import load_hardware
-from tilewright.ir import Func, InputError
+from tilewright.ir import Func, InputError, Value
 from tilewright.passes import PassContext
 from tilewright.passes.tensor.fusion.costs import KernelCosts, anchor_of
 from tilewright.passes.tensor.fusion.covers import Cover, algorithm1, cheapest_partition
@@ -34,15 +34,17 @@ class Priced:
     maximal: tuple[int, ...]
 
 
-def partition_by(func: Func, name: str, ctx: PassContext, *, prologues: bool = True) -> Partition:
+def partition_by(
+    func: Func, name: str, ctx: PassContext, *, prologues: bool = True, unstored: Collection[Value] = ()
+) -> Partition:
     """The partition that the partitioner of this name chooses; raises InputError for an unknown one.
 
-    prologues: of `rules` (see `kernel_groups.partition`).
+    prologues, unstored: of `rules` (see `kernel_groups.partition`).
     """
     if name not in PARTITIONERS:
         raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
     if name in ("rules", "none"):
-        return partition(func, fuse=name == "rules", prologues=prologues)
+        return partition(func, fuse=name == "rules", prologues=prologues, unstored=unstored)
     if name == "maximal":
         graph = OpGraph(func)
         part = as_partition(graph, maximal_sets(graph))

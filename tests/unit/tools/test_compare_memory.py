@@ -4,7 +4,9 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from relay_builder import Net
 
@@ -100,6 +102,60 @@ def test_the_tool_prints_and_writes_every_batch(tmp_path, capsys):
         assert row["torch_estimate"] == 3 * row["batch"] * MAP
         assert row["ratio_to_estimate"] == 1
     assert "small, batch 4, fp32: 98.3 kB beyond the weights" in capsys.readouterr().out
+
+
+def test_one_run_compares_several_precisions_and_says_what_replays_take(tmp_path, capsys):
+    net = Net()
+    path = tmp_path / "small.relay"
+    path.write_text(net.text(net("nn.relu({})", conv(net, net.input(1, 8, 16, 16)))), encoding="utf-8")
+    out = tmp_path / "memory.json"
+    command = [str(path), "--precision", "fp32", "fp16", "--no-torch", "--json", str(out)]
+    assert compare_memory.main(command) == 0
+    wide, narrow = json.loads(out.read_text(encoding="utf-8"))
+    assert (wide["precision"], narrow["precision"]) == ("fp32", "fp16")
+    assert narrow["torch_estimate"] < wide["torch_estimate"]
+    assert wide["replay_model_s"] > 0
+    assert wide["replay_measured_s"] is None  # there is no device
+    printed = capsys.readouterr().out
+    assert "by the model" in printed
+    (line,) = (x for x in printed.splitlines() if x.split()[:3] == ["small", "fp16", "1"])
+    assert float(line.split()[5]) == pytest.approx(narrow["ratio_to_estimate"], abs=1e-3)
+
+
+class FakeTensor:
+    """An array with the few methods of a tensor that calls in the test below need."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def is_floating_point(self):
+        return self.array.dtype.kind == "f"
+
+    def to(self, kind):
+        return self if isinstance(kind, str) else FakeTensor(self.array.astype(kind))
+
+    def relu_(self):
+        self.array = np.maximum(self.array, 0)
+        return self
+
+
+def test_a_network_in_16_bits_casts_its_weights_and_inputs():
+    """Inputs come as float32; what calls see and return has the type of the model."""
+    net = Net()
+    x = net("add({}, {})", net.input(2, 8), net.weight(8))
+    program = TorchProgram(net.module(net("nn.relu({})", x)))
+    torch = SimpleNamespace(
+        float16=np.float16,
+        from_numpy=FakeTensor,
+        add=lambda a, b: FakeTensor(a.array + b.array),
+    )
+    given = FakeTensor(np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "graph.add", lambda torch, x, op: torch.add(*x))
+        (result,) = program.function(torch, "cuda", "float16")(given)
+    assert given.array.dtype == np.float32
+    assert result.array.dtype == np.float16
+    assert result.array.min() >= 0
 
 
 def test_the_documented_code_runs():

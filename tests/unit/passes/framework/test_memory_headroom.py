@@ -7,7 +7,7 @@ from unbuilt_plans import on_one_stream, plan_of
 import tilewright as tw
 from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadroom, headroom_of
+from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MemoryHeadroom, headroom_of, peak_bytes
 from tilewright.passes.tensor.fusion import kernel_groups
 
 H100 = resolve_target("cuda:sm_90a")
@@ -113,6 +113,43 @@ def test_what_caches_hold_is_stored(tmp_path):
     module = tw.frontends.relay.load(str(path), params="random", inputs=("x",))
     plan = tw.compile(module, target="null", conv_algorithm="direct").plan
     assert len([b for b in plan.buffers if b.kind == "arena" and b.name not in plan.outputs]) == 2
+
+
+BLOCK = """module @m {
+  graph.func @main(%x: f32[1, 64, 56, 56], %a: f32[256, 64, 1, 1], %s: f32[256, 1, 1], %b: f32[64, 256, 1, 1],
+                   %c: f32[256, 64, 1, 1]) -> f32[1, 256, 56, 56] {
+    %0 = graph.conv2d(%x, %a) : f32[1, 256, 56, 56]
+    %1 = graph.multiply(%0, %s) : f32[1, 256, 56, 56]
+    %2 = graph.relu(%1) : f32[1, 256, 56, 56]
+    %3 = graph.conv2d(%2, %b) : f32[1, 64, 56, 56]
+    %4 = graph.conv2d(%3, %c) : f32[1, 256, 56, 56]
+    %5 = graph.add(%4, %0) : f32[1, 256, 56, 56]
+    graph.return(%5)
+  }
+}"""
+ARRAY = 4 * 256 * 56 * 56
+
+
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        ("", ARRAY + ARRAY // 4),  # %2 is computed where it is read; %5 takes the place of %0
+        ("{slower=0.0, worth=1000.0}", 2 * ARRAY + ARRAY // 4),  # it may take no time
+        ("{share=0.5}", 2 * ARRAY + ARRAY // 4),  # and must halve the peak
+        ("{prologues=false}", 2 * ARRAY + ARRAY // 4),
+    ],
+)
+def test_what_makes_the_peak_is_not_stored_although_caches_hold_it(options, peak):
+    """A factor of tensor cores that stands beside the sum it is made of, in a network of 7 MB."""
+    before = "infer-shapes, graph-to-tensor, allow-tf32, forward-copies, cse, dce, choose-layouts"
+    module = tw.parse(BLOCK)
+    kernels = run_pipeline(module, Pipeline.parse(f"{before}, fuse-kernels{options}"), CONTEXT)
+    assert peak_bytes(kernels) == peak
+    inputs = [
+        np.random.default_rng(2).standard_normal(t.shape).astype(np.float32) for t in module.input_types
+    ]
+    wanted = tw.interpret(module, *inputs)[0]
+    np.testing.assert_allclose(tw.interpret(kernels, *inputs)[0], wanted, rtol=1e-3, atol=1e-2)
 
 
 def test_a_caller_may_give_memory_for_speed(network):

@@ -62,7 +62,9 @@ def same_results(before, after):
     ("rows", "at", "fill", "tokens"),
     [
         (1, "t + 15", "", 1),  # the last one
-        (3, "t * 2 + 4", "", 5),  # every second one: the box from the first to the last
+        (3, "t * 2 + 4", "", 3),  # every second one
+        (6, "t * 3", "", 6),  # every third one
+        (4, "t * 2 - 1", ", fill = [0.5, 2.0]", 6),  # bounds are not kept: all from the first to the last
         (4, "t - 2", ", fill = [0.5, 2.0]", 2),  # two before the first one have values of their own
         (4, "t + 14", ", fill = [0.5, 2.0]", 2),  # and two behind the last one
         (8, "15 - t", "", 8),  # backwards
@@ -73,6 +75,33 @@ def test_only_rows_that_are_read_are_computed(rows, at, fill, tokens):
     before = parse(ROWS.format(rows=rows, at=at, fill=fill))
     after = narrowed(before)
     assert extents(after) == [tokens, tokens, tokens, rows]
+    same_results(before, after)
+
+
+def test_readers_of_different_steps_get_the_step_that_both_are_multiples_of():
+    """Indices 1, 5, 9 and 3, 7, 11: every second one from 1 to 11."""
+    text = ROWS.format(rows=3, at="t * 4 + 1", fill="").replace("[n, t * 4 + 1]]", "[n, t * 4 + 3]]")
+    before = parse(text)
+    after = narrowed(before)
+    assert extents(after) == [6, 6, 3, 3]
+    same_results(before, after)
+
+
+def test_a_block_that_strided_convolutions_read_computes_every_second_row_and_column():
+    text = """module @m {
+  graph.func @main(%x: f32[1, 4, 8, 8], %a: f32[4, 4, 3, 3], %b: f32[6, 4, 1, 1]) -> f32[1, 6, 4, 4] {
+    %0 = graph.conv2d(%x, %a, padding = [1, 1, 1, 1]) : f32[1, 4, 8, 8]
+    %1 = graph.add(%0, %x) : f32[1, 4, 8, 8]
+    %2 = graph.relu(%1) : f32[1, 4, 8, 8]
+    %3 = graph.conv2d(%2, %b, strides = [2, 2]) : f32[1, 6, 4, 4]
+    graph.return(%3)
+  }
+}"""
+    lowered = Pipeline.parse("infer-shapes, graph-to-tensor")
+    before = run_pipeline(parse(text), lowered, PassContext(reproducer_folder=None))
+    after = narrowed(before)
+    shapes = {r.tensor.shape for op in after.main.body.ops for r in op.results}
+    assert shapes == {(1, 4, 4, 4), (1, 6, 4, 4)}
     same_results(before, after)
 
 
