@@ -57,6 +57,12 @@ def estimate_contract(problem: ContractProblem, space: ContractSpace, hardware: 
     return _estimate_gpu(problem, space, hardware, g)
 
 
+def least_contract_estimate_s(problem: ContractProblem, hardware: GpuHardware) -> float:
+    """Seconds that no estimate of a problem is below: launch, and multiply-adds or traffic alone."""
+    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    return float(hardware.contract.launch_s + max(problem.flops / hardware.peak_flops_per_s, dram_s))
+
+
 def _estimate_gpu(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry
 ) -> FloatArray:

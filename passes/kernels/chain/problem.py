@@ -35,11 +35,6 @@ from tilewright.passes.kernels.kernel_problem import stride_of, traffic
 _BASE_REGISTERS = 40
 
 
-@lru_cache(maxsize=256)
-def _traffic(kernel: Func) -> int:
-    return traffic(kernel)
-
-
 def chain_work(chain: Chain, plan: ChainParameters, hardware: GpuHardware) -> ChainWork:
     """The work of one chain kernel."""
     fit = hardware.chain
@@ -65,7 +60,7 @@ def chain_work(chain: Chain, plan: ChainParameters, hardware: GpuHardware) -> Ch
         plan.threads,
         shared,
         registers,
-        _traffic(chain.kernel),
+        traffic(chain.kernel),
         flops,
         tuple(stages),
     )
