@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 
 from tilewright.costmodel.hardware.coefficients import ChainCoefficients
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, TensorType, Value
+from tilewright.ir import Op, TensorType, Value
 from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.ir.types import itemsize

@@ -213,7 +213,7 @@ class _Fit:
         return beside_one <= at_launch and sums + second_sums + handed + _BESIDE_SUMS <= own
 
     def _tile_bytes(self, plan: ChainedParameters) -> tuple[int | None, int | None]:
-        """Bytes of pieces of results, and of one slot of further tensors, as the functions below give them."""
+        """Bytes of pieces of results, and of one slot of further tensors."""
         tile = plan.rows, plan.columns, plan.width
         if tile not in self._bytes:
             self._bytes[tile] = _piece_bytes(plan, self.view), _read_bytes(plan, self.view)

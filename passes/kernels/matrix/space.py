@@ -468,7 +468,7 @@ def _whole_tiles(
     for sizes in tables:
         points = _all_points((*sizes, _STAGES))
         m, n, k, way, _ = points
-        warps_m, warps_n, warps_k = np.array(ways, dtype=np.int64)[way, :3].T
+        warps_m, warps_n = np.array(ways, dtype=np.int64)[way, :2].T
         whole = (m % (MMA_M * warps_m) == 0) & (n % (2 * MMA_N * warps_n) == 0) & (k % depth == 0)
         most = max(MAX_SUMS, MOST_GROUP_SUMS) * WARP
         found.append(points[:, whole & (m * n <= most * warps_m * warps_n)])
