@@ -262,9 +262,9 @@ class _Network:
         values = tuple(Value(TensorType("bf16", shape), factor.value.hint) for _ in range(PIECES))
         first = call.operands[factor.positions[0]]
         if source.constant is not None:
-            owner = self.producers[first]
+            owner, arrays = self.producers[first], pieces_of(np.ascontiguousarray(source.constant))
             made = [self._new_constant(owner, v, i, array)
-                    for i, (v, array) in enumerate(zip(values, pieces_of(np.ascontiguousarray(source.constant)), strict=True))]  # fmt: skip
+                    for i, (v, array) in enumerate(zip(values, arrays, strict=True))]  # fmt: skip
             self.before.setdefault(call, []).extend(made)
         elif source.writer:
             op = self.producers[first]
@@ -276,8 +276,8 @@ class _Network:
             assert source.maker is not None
             name = kernel_name(source.maker.body.ops[:-1], {*self.kernels, *self.makers})
             self.makers[name] = replace(source.maker, name=name)
-            arrays = tuple(call.operands[i] for i in factor.positions)
-            called = Op("tensor.call", arrays, (("callee", Ref(name)),), values, None, call.loc)
+            read = tuple(call.operands[i] for i in factor.positions)
+            called = Op("tensor.call", read, (("callee", Ref(name)),), values, None, call.loc)
             self.before.setdefault(call, []).append(called)
         self.pieces[source.key] = values
         return values
