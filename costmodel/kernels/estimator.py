@@ -60,7 +60,10 @@ def estimate_contract(problem: ContractProblem, space: ContractSpace, hardware: 
 def least_contract_estimate_s(problem: ContractProblem, hardware: GpuHardware) -> float:
     """Seconds that no estimate of a problem is below: launch, and multiply-adds or traffic alone."""
     dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
-    return float(hardware.contract.launch_s + max(problem.flops / hardware.peak_flops_per_s, dram_s))
+    issued = WARP * hardware.schedulers_per_sm * hardware.contract.issue_efficiency
+    fma_per_clk = hardware.sm_count * min(hardware.fma_per_sm_per_clk, issued)
+    busy_s = problem.flops / (2.0 * fma_per_clk * hardware.clock_hz)
+    return float(hardware.contract.launch_s + max(busy_s, dram_s))
 
 
 def _estimate_gpu(
