@@ -368,7 +368,8 @@ class MatrixSpace:
 
     def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
         """The sub-space selected by an index array or a mask."""
-        return MatrixSpace(**{name: getattr(self, name)[chosen] for name in COLUMNS})
+        index = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        return MatrixSpace(**{name: getattr(self, name).take(index) for name in COLUMNS})
 
 
 COLUMNS = tuple(f.name for f in fields(MatrixSpace))
