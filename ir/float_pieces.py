@@ -22,20 +22,37 @@ SPLIT_BELOW = 2.0**111
 MARK = 0x7FC0
 
 
+def pieces_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All pieces of every element of a float32 array in bfloat16, the largest first."""
+    first, second, third = _first_pieces(x, PIECES)
+    return first, second, third
+
+
 def piece_of(x: np.ndarray, number: int) -> np.ndarray:
     """Piece `number` (0 is the largest) of every element of a float32 array, in bfloat16."""
+    return _first_pieces(x, number + 1)[number]
+
+
+def _first_pieces(x: np.ndarray, count: int) -> list[np.ndarray]:
+    """The largest pieces of every element; each is computed from the one before it."""
     x = np.asarray(x, dtype=np.float32)
-    dtype = numpy_dtype("bf16")
+    dtype, bits = numpy_dtype("bf16"), x.view(np.uint32)
+    pieces = []
     with np.errstate(all="ignore"):
         splits = np.abs(x) < np.float32(SPLIT_BELOW)
-        rest = np.where(splits, x, np.float32(0)) * np.float32(SCALE)
-        piece = rest.astype(dtype)
-        for _ in range(number):
-            rest = rest - piece.astype(np.float32)
+        rest = (x if splits.all() else np.where(splits, x, np.float32(0))) * np.float32(SCALE)
+        for number in range(count):
             piece = rest.astype(dtype)
-    bits = x.view(np.uint32)
-    kept = (np.full_like(bits, MARK), bits >> np.uint32(16), bits & np.uint32(0xFFFF))[number]
-    return np.where(splits, piece.view(np.uint16), kept.astype(np.uint16)).view(dtype)
+            pieces.append(piece)
+            if number < count - 1:
+                rest -= piece.astype(np.float32)
+    if splits.all():
+        return pieces
+    kept = (np.full_like(bits, MARK), bits >> np.uint32(16), bits & np.uint32(0xFFFF))
+    return [
+        np.where(splits, piece.view(np.uint16), other.astype(np.uint16)).view(dtype)
+        for piece, other in zip(pieces, kept[:count], strict=True)
+    ]
 
 
 def joined(first: np.ndarray, second: np.ndarray, third: np.ndarray) -> np.ndarray:

@@ -43,7 +43,8 @@ def compile_many(
     workers = max(1, min(jobs or usable_cores(), len(unique)))
     with bar, ThreadPoolExecutor(workers, thread_name_prefix="nvrtc") as pool:
         futures: dict[str, Future[CudaBinary]] = {}
-        for text, name in unique.items():
+        # The longest texts take longest to compile: begun last, they would leave one worker busy alone.
+        for text, name in sorted(unique.items(), key=lambda item: -len(item[0])):
             future = pool.submit(_compile_named, name, text, arch, tuple(flags), store)
             future.add_done_callback(lambda _: bar.update())
             futures[text] = future

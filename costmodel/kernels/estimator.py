@@ -57,6 +57,15 @@ def estimate_contract(problem: ContractProblem, space: ContractSpace, hardware: 
     return _estimate_gpu(problem, space, hardware, g)
 
 
+def least_contract_estimate_s(problem: ContractProblem, hardware: GpuHardware) -> float:
+    """Seconds that no estimate of a problem is below: launch, and multiply-adds or traffic alone."""
+    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    issued = WARP * hardware.schedulers_per_sm * hardware.contract.issue_efficiency
+    fma_per_clk = hardware.sm_count * min(hardware.fma_per_sm_per_clk, issued)
+    busy_s = problem.flops / (2.0 * fma_per_clk * hardware.clock_hz)
+    return float(hardware.contract.launch_s + max(busy_s, dram_s))
+
+
 def _estimate_gpu(
     problem: ContractProblem, space: ContractSpace, hardware: GpuHardware, g: Geometry
 ) -> FloatArray:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.ir import Block, Func, Op, Sym, Value, walk
+from tilewright.ir import Block, Func, Op, Sym, TensorType, Value, walk
 from tilewright.ir.expr import BinOp, Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import coefficients, interval, simplify
@@ -367,8 +368,9 @@ def _work(op: Op) -> int:
     return recompute_cost(op) if op.body is None else max(0, len(op.body.ops) - 1)
 
 
+@lru_cache(maxsize=1024)
 def traffic(kernel: Func) -> int:
-    """Bytes a kernel must move: its results, and of each parameter what its reads can reach."""
+    """Bytes a kernel must move: its results, and of each parameter what its reads can reach. Memoised."""
     return sum(reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
 
 
@@ -379,20 +381,26 @@ def reached(kernel: Func, p: Value) -> int:
         if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
             whole = op.name == "tensor.scatter"
             most = max(most, p.tensor.nbytes if whole else itemsize(p.tensor.dtype))
-        ranges = ranges_of(op)
-        for v, at in placed_reads(op):
-            if v is not p:
-                continue
-            size, rank = itemsize(p.tensor.dtype), len(p.tensor.shape)
-            box = size
-            for d, (e, extent) in enumerate(zip(at, p.tensor.shape, strict=True)):
-                low, high = interval(e, ranges)
-                span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
-                taken = -(-span // index_step(e, ranges))
-                # Neighbours in memory come along with what is taken.
-                box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
-            most = max(most, box)
+        read = [at for v, at in placed_reads(op) if v is p]
+        if read:
+            extents = tuple(domain(op).items())
+            most = max(most, *(_box_bytes(p.tensor, at, extents) for at in read))
     return most
+
+
+@lru_cache(maxsize=4096)
+def _box_bytes(tensor: TensorType, at: tuple[Expr, ...], extents: tuple[tuple[str, int], ...]) -> int:
+    """Bytes of what is read at such an index over all points of a domain."""
+    size, rank = itemsize(tensor.dtype), len(tensor.shape)
+    ranges = {name: (0, n - 1) for name, n in extents}
+    box = size
+    for d, (e, extent) in enumerate(zip(at, tensor.shape, strict=True)):
+        low, high = interval(e, ranges)
+        span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
+        taken = -(-span // index_step(e, ranges))
+        # Neighbours in memory come along with what is taken.
+        box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))
+    return box
 
 
 def _outputs(kernel: Func) -> tuple[Value, ...]:

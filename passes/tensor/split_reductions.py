@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Builder, Level, Module, Op, Sym, Type, Value, scalar_body
 from tilewright.ir.nodes import Attr
@@ -146,13 +148,12 @@ def _best_parts(
 
 def _likely(op: Op, options: tuple[int, ...], hardware: Hardware, estimator: Estimator) -> tuple[int, ...]:
     """The options that the model of the tensor cores alone leaves; all where they cannot compute it."""
-    signature = _signature(op)
+    signature, gain = _signature(op), _gain(op, hardware, estimator)
     estimates = estimator.remembered(
         ("parts on tensor cores", signature, options, hardware),
-        lambda: matrix_estimates(_product(*signature), (1, *options), hardware),
+        lambda: matrix_estimates(_product(*signature), (1, *options), hardware, share=gain),
     )
-    gain = _gain(op, hardware, estimator)
-    return tuple(p for p in options if not estimates or estimates[p] < gain * estimates[1])
+    return tuple(p for p in options if not estimates or estimates.get(p, inf) < gain * estimates[1])
 
 
 def _gain(op: Op, hardware: Hardware, estimator: Estimator) -> float:

@@ -28,7 +28,7 @@ from tilewright.ir import (
     structured,
 )
 from tilewright.ir.errors import UnsupportedError
-from tilewright.ir.float_pieces import PIECES, piece_of
+from tilewright.ir.float_pieces import PIECES, pieces_of
 from tilewright.ir.tensor.ops import reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
@@ -99,14 +99,14 @@ class _Product:
 class _Source:
     """How pieces are made: by a kernel of their own, or by the kernel `writer`, which then also yields them.
 
-    seconds: what they add to the time of the network, by the model. constants: of constants, their arrays.
+    seconds: what they add to the time of the network, by the model. constant: its elements, where it is one.
     """
 
     key: Hashable
     seconds: float
     maker: Func | None = None
     writer: str = ""
-    constants: tuple[np.ndarray, ...] = ()
+    constant: np.ndarray | None = None
 
 
 class _Network:
@@ -192,7 +192,7 @@ class _Network:
         if key in self.pieces:
             return _Source(key, 0.0)
         if (constant := self._constant(call, factor)) is not None:
-            return _Source(key, 0.0, constants=tuple(piece_of(constant, i) for i in range(PIECES)))
+            return _Source(key, 0.0, constant=constant)
         seconds = self._seconds(maker)
         writer = self._writer(arrays[0], factor)
         if writer is not None:
@@ -209,7 +209,7 @@ class _Network:
         if op is None or op.name != "tensor.constant" or str(op["name"]) not in self.module.constants:
             return None
         array = self.module.constants[str(op["name"])].reshape(factor.value.tensor.shape)
-        return np.ascontiguousarray(array.transpose(factor.order))
+        return array.transpose(factor.order)
 
     def _writer(self, array: Value, factor: _Factor) -> tuple[str, float] | None:
         """The kernel that computes an array, and how much longer it takes if it writes pieces as well."""
@@ -261,10 +261,10 @@ class _Network:
         shape = tuple(factor.value.tensor.shape[axis] for axis in factor.order)
         values = tuple(Value(TensorType("bf16", shape), factor.value.hint) for _ in range(PIECES))
         first = call.operands[factor.positions[0]]
-        if source.constants:
-            owner = self.producers[first]
+        if source.constant is not None:
+            owner, arrays = self.producers[first], pieces_of(np.ascontiguousarray(source.constant))
             made = [self._new_constant(owner, v, i, array)
-                    for i, (v, array) in enumerate(zip(values, source.constants, strict=True))]  # fmt: skip
+                    for i, (v, array) in enumerate(zip(values, arrays, strict=True))]  # fmt: skip
             self.before.setdefault(call, []).extend(made)
         elif source.writer:
             op = self.producers[first]
@@ -276,8 +276,8 @@ class _Network:
             assert source.maker is not None
             name = kernel_name(source.maker.body.ops[:-1], {*self.kernels, *self.makers})
             self.makers[name] = replace(source.maker, name=name)
-            arrays = tuple(call.operands[i] for i in factor.positions)
-            called = Op("tensor.call", arrays, (("callee", Ref(name)),), values, None, call.loc)
+            read = tuple(call.operands[i] for i in factor.positions)
+            called = Op("tensor.call", read, (("callee", Ref(name)),), values, None, call.loc)
             self.before.setdefault(call, []).append(called)
         self.pieces[source.key] = values
         return values

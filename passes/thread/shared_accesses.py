@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
@@ -218,17 +219,38 @@ def _counted_apart(a: Access, b: Access) -> bool:
     counts = [int(a.ranges[n][1]) + 1 if a.ranges[n][0] == 0 else _MOST_TRIED + 1 for n in names]
     if unit not in names or any(map(_uniform, names)) or prod(counts) > _MOST_TRIED:
         return False
-    grid = np.indices(counts).reshape(len(names), -1)
-    env = dict(zip(names, grid, strict=True))
+    counted = tuple(zip(names, counts, strict=True))
+    return _one_user_each(
+        tuple(e for e in at if e is not None), buffer.shape, a.lanes, unit, counted, tuple(masks)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _one_user_each(
+    at: tuple[Expr, ...],
+    shape: tuple[int, ...],
+    lanes: int,
+    unit: str,
+    counted: tuple[tuple[str, int], ...],
+    masks: tuple[tuple[Expr, int, int], ...],
+) -> bool:
+    """Return whether each group of lanes that is touched is of one thread (or warp), and whole.
+
+    counted: how many values each symbol of the index has. Memoised: kernels with the same tiles lay them out
+    in the same way.
+    """
+    grid = np.indices([n for _, n in counted]).reshape(len(counted), -1)
+    env = dict(zip((name for name, _ in counted), grid, strict=True))
     does = np.ones(grid.shape[1], dtype=bool)
     for part, low, high in masks:
         value = evaluate(part, env)
         does &= (value >= low) & (value < high)
-    places = np.array([np.broadcast_to(evaluate(e, env), does.shape) for e in at if e is not None])[:, does]
-    strides = [prod(buffer.shape[i + 1 :]) for i in range(len(at))]
-    group, odd = np.divmod(np.array(strides) @ places, a.lanes)
-    users = np.unique(np.stack([group, env[unit][does]]), axis=1)[0]
-    return not odd.any() and len(np.unique(users)) == len(users)
+    places = np.array([np.broadcast_to(evaluate(e, env), does.shape) for e in at])[:, does]
+    strides = [prod(shape[i + 1 :]) for i in range(len(at))]
+    group, odd = np.divmod(np.array(strides) @ places, lanes)
+    order = np.argsort(group, kind="stable")
+    group, users = group[order], env[unit][does][order]
+    return not odd.any() and bool((users[1:] == users[:-1])[group[1:] == group[:-1]].all())
 
 
 def _uniform(name: str) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 #: registers that every kernel is said to take: the model of streams asks for them
 REGISTERS = 64
-_ENTRY = re.compile(rb"__global__[^;{]*?\bvoid\b[^;{(]*?(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
+_ENTRY = re.compile(rb"__global__[^;{]*?\bvoid\b[^;{(]*?(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s*\(")
 
 
 def main() -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 
 from tilewright.costmodel.hardware.coefficients import ChainCoefficients
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, TensorType, Value
+from tilewright.ir import Op, TensorType, Value
 from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import REDUCING, dims
 from tilewright.ir.types import itemsize
@@ -33,11 +32,6 @@ from tilewright.passes.kernels.kernel_problem import stride_of, traffic
 
 #: registers beside accumulators and operands
 _BASE_REGISTERS = 40
-
-
-@lru_cache(maxsize=256)
-def _traffic(kernel: Func) -> int:
-    return traffic(kernel)
 
 
 def chain_work(chain: Chain, plan: ChainParameters, hardware: GpuHardware) -> ChainWork:
@@ -65,7 +59,7 @@ def chain_work(chain: Chain, plan: ChainParameters, hardware: GpuHardware) -> Ch
         plan.threads,
         shared,
         registers,
-        _traffic(chain.kernel),
+        traffic(chain.kernel),
         flops,
         tuple(stages),
     )

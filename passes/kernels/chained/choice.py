@@ -148,7 +148,7 @@ def chained_points(kernel: Func, view: ChainedView, hardware: GpuHardware) -> li
         packs_boxes(kernel, v, size) or comes_in_boxes(v, 1) for v in view.products
     ):
         return "the copy engine cannot bring a factor"
-    plans = [p for p in _plans(view) if _fits(p, view, hardware)]
+    plans = list(filter(_Fit(view, hardware).fits, _plans(view)))
     if not plans:
         return "no tiles fit registers and shared memory, or the copy engine cannot write the results"
     seconds = chained_s(chained_problem(kernel, view), plans, hardware)
@@ -158,12 +158,12 @@ def chained_points(kernel: Func, view: ChainedView, hardware: GpuHardware) -> li
 
 def _plans(view: ChainedView) -> Iterator[ChainedParameters]:
     """Every sensible division, the grid left open."""
+    read = _READ_STAGES if view.further(0) or view.further(1) else (0,)
     for columns, width in product(_tiles(view.columns), _tiles(view.width)):
         if columns < view.columns and (width < view.width or columns not in _SEVERAL):
             continue
         chunks = -(-columns // CHUNK)
         slots = sorted({n for n in (chunks, chunks + 1, 2 * chunks, 3 * chunks) if n <= MAX_STAGES})
-        read = _READ_STAGES if view.further(0) or view.further(1) else (0,)
         for rows, *others in product(_ROWS, _STAGES, slots, _RESIDENT, read):
             stages, second_stages, resident, reads_ahead = others
             if rows < 2 * max(view.rows, GROUP_M // 2 + 1):
@@ -178,34 +178,50 @@ def _tiles(extent: int) -> list[int]:
     return sorted({n for n in (*whole, *_COLUMNS) if n <= MOST_N and n <= max(whole)})
 
 
-def _fits(plan: ChainedParameters, view: ChainedView, hardware: GpuHardware) -> bool:
-    """Return whether a block can be built, and as many as planned be resident."""
-    try:
-        plan.check(view)
-    except InputError:
-        return False
-    if plan.threads > hardware.max_threads_per_block:
-        return False
-    pieces, read = _piece_bytes(plan, view), _read_bytes(plan, view)
-    if pieces is None or read is None:
-        return False
-    size = itemsize(view.first.dtype)
-    ring = plan.stages * (plan.rows + plan.columns) + plan.second_stages * plan.width
-    room = hardware.smem_per_block_max_bytes // plan.resident - BESIDE_RING_BYTES
-    if ring * CHUNK * size + pieces + read > room:
-        return False
-    share = REGISTERS_PER_SM // plan.resident // plan.threads // REGISTER_UNIT * REGISTER_UNIT
-    at_launch = min(share, MOST_REGISTERS)
-    own = role_registers(plan.first(""), by_engine=True)[1] or at_launch
-    sums, second_sums, handed = plan.columns // 2, plan.width // 2, plan.columns // 4
-    beside_one = max(sums, second_sums) + OTHER_REGISTERS
-    return beside_one <= at_launch and sums + second_sums + handed + _BESIDE_SUMS <= own
+class _Fit:
+    """What of the parameters fits a device; bytes of tiles are counted once for all rings."""
+
+    def __init__(self, view: ChainedView, hardware: GpuHardware) -> None:
+        self.view, self.hardware = view, hardware
+        self._bytes: dict[tuple[int, int, int], tuple[int | None, int | None]] = {}
+
+    def fits(self, plan: ChainedParameters) -> bool:
+        """Return whether a block can be built, and as many as planned be resident."""
+        size = itemsize(self.view.first.dtype)
+        ring = plan.stages * (plan.rows + plan.columns) + plan.second_stages * plan.width
+        room = self.hardware.smem_per_block_max_bytes // plan.resident - BESIDE_RING_BYTES
+        if ring * CHUNK * size > room or not self._has_registers(plan):
+            return False
+        try:
+            plan.check(self.view)
+        except InputError:
+            return False
+        pieces, read = self._tile_bytes(plan)
+        if pieces is None or (read is None and plan.read_stages):
+            return False
+        return ring * CHUNK * size + pieces + plan.read_stages * (read or 0) <= room
+
+    def _has_registers(self, plan: ChainedParameters) -> bool:
+        threads = plan.threads
+        if threads > self.hardware.max_threads_per_block:
+            return False
+        share = REGISTERS_PER_SM // plan.resident // threads // REGISTER_UNIT * REGISTER_UNIT
+        at_launch = min(share, MOST_REGISTERS)
+        own = role_registers(plan.first(""), by_engine=True)[1] or at_launch
+        sums, second_sums, handed = plan.columns // 2, plan.width // 2, plan.columns // 4
+        beside_one = max(sums, second_sums) + OTHER_REGISTERS
+        return beside_one <= at_launch and sums + second_sums + handed + _BESIDE_SUMS <= own
+
+    def _tile_bytes(self, plan: ChainedParameters) -> tuple[int | None, int | None]:
+        """Bytes of pieces of results, and of one slot of further tensors."""
+        tile = plan.rows, plan.columns, plan.width
+        if tile not in self._bytes:
+            self._bytes[tile] = _piece_bytes(plan, self.view), _read_bytes(plan, self.view)
+        return self._bytes[tile]
 
 
 def _read_bytes(plan: ChainedParameters, view: ChainedView) -> int | None:
-    """Bytes of tiles of further tensors; None where the copy engine cannot bring them."""
-    if not plan.read_stages:
-        return 0
+    """Bytes of a slot of tiles of further tensors; None where the copy engine cannot bring them."""
     total = 0
     for i, (taken, p) in enumerate(zip(view.products, (plan.first(""), plan.second("")), strict=True)):
         tiling = tiling_of(taken, p)
@@ -214,7 +230,7 @@ def _read_bytes(plan: ChainedParameters, view: ChainedView) -> int | None:
             box = (plan.rows, gcd(ROW_BYTES // size, p.block.n))
             if map_of_tiles(v.tensor, tiling, 0, box) is None:
                 return None
-            total += plan.read_stages * plan.rows * p.block.n * size
+            total += plan.rows * p.block.n * size
     return total
 
 

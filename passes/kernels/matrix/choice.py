@@ -13,6 +13,7 @@ from tilewright.costmodel.hardware.description import CpuHardware, GpuHardware, 
 from tilewright.costmodel.kernels.bound import BoundArrays
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.costmodel.kernels.estimator import least_contract_estimate_s
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op
 from tilewright.passes.kernels.decision import decided
@@ -50,6 +51,9 @@ SHARING_GAIN, WAVES_GAIN = 0.9, 0.9
 #: estimated to save more took 0 to 11 % less time, the two others 3 % more (docs/adr/0092)
 LEFT_OVER_GAIN = 0.875
 
+#: what of a sum of seconds rounding leaves at least, where it is compared with another sum of the same terms
+NEARLY = 1.0 - 1e-9
+
 
 def sums_columns(kernel: Func) -> bool:
     """Return whether a kernel sums columns of what its contraction computes, which only tensor cores can."""
@@ -68,9 +72,25 @@ def has_tensor_cores(hardware: Hardware, problem: MatrixProblem) -> TypeGuard[Gp
 @lru_cache(maxsize=4096)
 def choose_matrix(problem: MatrixProblem, hardware: GpuHardware) -> ParameterChoice[MatrixParameters]:
     """The legal point that `best_point` names. Memoised. Raises InputError where no point fits the device."""
-    space, bounds, estimates = _evaluate(problem, hardware)
+    whole = matrix_space(problem, hardware)
+    estimates = estimate_matrix(problem, whole, hardware)
+    first = _first_of_kinds(problem, whole, estimates)
+    space, estimates = whole.take(first), estimates[first]
+    bounds = matrix_bound(problem, space, hardware)
     best = best_point(problem, space, bounds, estimates)
-    return ParameterChoice(space.at(best), bounds.at(best), float(estimates[best]), len(space))
+    return ParameterChoice(space.at(best), bounds.at(best), float(estimates[best]), len(whole))
+
+
+def _first_of_kinds(problem: MatrixProblem, space: MatrixSpace, estimates: FloatArray) -> IntArray:
+    """The points of the least estimate of each kind that `best_point` tells apart: it takes one of them."""
+    kinds = (
+        *(space.parts > 1, in_whole_waves(problem, space), space.by_roles),
+        *(space.warps_k == 1, space.left_over > 0),
+    )
+    kind = np.sum([flag.astype(np.int64) << i for i, flag in enumerate(kinds)], axis=0)
+    least = np.full(1 << len(kinds), np.inf)
+    np.minimum.at(least, kind, estimates)
+    return np.flatnonzero(estimates == least[kind])
 
 
 def best_point(problem: MatrixProblem, space: MatrixSpace, bounds: BoundArrays, estimates: FloatArray) -> int:
@@ -244,8 +264,10 @@ def choose_cores(kernel: Func, hardware: Hardware) -> Func | None:
             return None
         raise
     if view.members is None:
-        lanes = choose_contract(contract_problem(kernel, view.op), gpu)
-        if lanes.estimate_s <= best.estimate_s:
+        lanes = contract_problem(kernel, view.op)
+        # Most products are far beyond what ordinary lanes can multiply in that time.
+        near = NEARLY * least_contract_estimate_s(lanes, gpu) <= best.estimate_s
+        if near and choose_contract(lanes, gpu).estimate_s <= best.estimate_s:
             return None
     return matrix_variant(kernel, view, best, gpu)
 

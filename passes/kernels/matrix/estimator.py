@@ -20,7 +20,7 @@ from tilewright.ir.hardware_facts import (
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import TURNED_WORDS
 from tilewright.passes.analysis.shared_work import LANES
-from tilewright.passes.kernels.matrix.bound import tensor_fma
+from tilewright.passes.kernels.matrix.bound import tensor_flops_per_s, tensor_fma
 from tilewright.passes.kernels.matrix.parameters import SPLIT_SLOTS, TURNED_SLOTS
 from tilewright.passes.kernels.matrix.space import (
     SUM_BYTES,
@@ -62,10 +62,10 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
         ceil_div(blocks, hardware.sm_count),
     )
     resident = np.minimum(fits, per_sm).clip(1)
-    rounds, rest = per_sm // resident, per_sm % resident
-    busy_clk = rounds * _round_clk(problem, space, hardware, resident)
-    busy_clk = busy_clk + np.where(rest > 0, _round_clk(problem, space, hardware, rest.clip(1)), 0.0)
-    busy_clk = np.where(space.by_roles, _roles_clk(problem, space, hardware), busy_clk)
+    busy_clk = np.empty(len(space))
+    roles, alike = np.flatnonzero(space.by_roles), np.flatnonzero(~space.by_roles)
+    busy_clk[roles] = _roles_clk(problem, space.take(roles), hardware)
+    busy_clk[alike] = _rounds_clk(problem, space.take(alike), hardware, per_sm[alike], resident[alike])
     busy_clk = busy_clk + np.where(space.parts > 1, fit.cluster_start_clk * space.parts, 0.0)
     splits_in_loop = splits_on_the_way(problem) & ~space.by_roles
     busy_s = busy_clk / (hardware.clock_hz * np.where(splits_in_loop, fit.split_share, 1.0))
@@ -74,6 +74,17 @@ def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHar
     alone = np.where(space.by_roles, by_roles, fit.exposed_alone_share / resident)
     seconds = launched_s(problem, busy_s, fit.exposed_share + alone, hardware)
     return np.asarray(np.where(fits > 0, seconds, np.inf))
+
+
+def least_matrix_estimate_s(problem: MatrixProblem, hardware: GpuHardware) -> float:
+    """Seconds that no estimate of a problem is below: launch, and multiplications or traffic alone."""
+    fit = hardware.matrix
+    groups = hardware.wgmma_share * fit.warpgroup_share
+    warps = hardware.mma_sync_share * hardware.estimate_mma_efficiency * fit.loop_share
+    share = max(fit.role_share, fit.role_alone_share, groups, warps) * max(1.0, fit.split_share)
+    share = share / (1.0 - fit.short_ring_share / fit.usual_stages)  # of the longest ring there could be
+    busy_s = problem.flops / (tensor_flops_per_s(problem, hardware) * share)
+    return float(hardware.contract.launch_s + max(busy_s, _dram_s(problem, hardware)))
 
 
 def exposed_of_roles(problem: MatrixProblem, hardware: GpuHardware) -> float:
@@ -94,9 +105,24 @@ def launched_s(
 
     exposed: the share of the shorter one that the longer does not hide.
     """
-    dram_s = problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+    dram_s = _dram_s(problem, hardware)
     longest, shorter = np.maximum(busy_s, dram_s), np.minimum(busy_s, dram_s)
     return np.asarray(hardware.contract.launch_s + longest + exposed * shorter)
+
+
+def _dram_s(problem: MatrixProblem, hardware: GpuHardware) -> float:
+    return problem.compulsory_bytes / (hardware.dram_bytes_per_s * hardware.estimate_dram_efficiency)
+
+
+def _rounds_clk(
+    problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware, per_sm: IntArray, resident: IntArray
+) -> FloatArray:
+    """Cycles of all `per_sm` blocks of an SM, of which `resident` run at a time and the rest behind them."""
+    rounds, rest = per_sm // resident, per_sm % resident
+    clk = rounds * _round_clk(problem, space, hardware, resident)
+    some = np.flatnonzero(rest)
+    clk[some] += _round_clk(problem, space.take(some), hardware, rest[some])
+    return clk
 
 
 def _round_clk(

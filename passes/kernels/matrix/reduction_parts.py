@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, inf
 
 from tilewright.costmodel import Hardware, choose_map
 from tilewright.ir import (
@@ -31,7 +31,8 @@ from tilewright.ir.tensor.ops import dims, domain, reads
 from tilewright.passes.analysis.copies import copied
 from tilewright.passes.analysis.index_sets import sums_samples
 from tilewright.passes.kernels.kernel_problem import stream_problem
-from tilewright.passes.kernels.matrix.choice import choose_matrix, has_tensor_cores
+from tilewright.passes.kernels.matrix.choice import NEARLY, choose_matrix, has_tensor_cores
+from tilewright.passes.kernels.matrix.estimator import least_matrix_estimate_s
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import MatrixProblem
 from tilewright.passes.kernels.matrix.view import NARROW, matrix_view, multiplies
@@ -180,8 +181,14 @@ def _innermost_rows(op: Op) -> Op:
     return replace(op.with_attrs(reads=tuple(places)), operands=tuple(operands))
 
 
-def matrix_estimates(op: Op, options: Sequence[int], hardware: Hardware) -> dict[int, float]:
-    """Seconds of a product in so many parts, and of adding them, if tensor cores compute it; {} if not."""
+def matrix_estimates(
+    op: Op, options: Sequence[int], hardware: Hardware, *, share: float = inf
+) -> dict[int, float]:
+    """Seconds of a product in so many parts, and of adding them, if tensor cores compute it; {} if not.
+
+    share: parts that cannot take less than so much of the whole product's seconds are left out: they are
+    not estimated where arithmetic or traffic alone takes as long.
+    """
     kernel = _kernel(list(op.operands), [op], op.result)
     view = matrix_view(kernel, op)
     if view is None or view.channel != channel_of(op):
@@ -190,10 +197,13 @@ def matrix_estimates(op: Op, options: Sequence[int], hardware: Hardware) -> dict
     if not has_tensor_cores(hardware, problem):
         return {}
     found = {}
+    most = inf if share == inf else share * choose_matrix(_part(problem, 1), hardware).estimate_s
     for parts in options:
-        found[parts] = choose_matrix(_part(problem, parts), hardware).estimate_s
-        if parts > 1:
-            found[parts] += _adding_s(op, parts, hardware)
+        part = _part(problem, parts)
+        adding_s = _adding_s(op, parts, hardware) if parts > 1 else 0.0
+        if parts > 1 and NEARLY * (least_matrix_estimate_s(part, hardware) + adding_s) >= most:
+            continue
+        found[parts] = choose_matrix(part, hardware).estimate_s + adding_s
     return found
 
 

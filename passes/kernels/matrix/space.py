@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -367,7 +368,8 @@ class MatrixSpace:
 
     def take(self, chosen: IntArray | npt.NDArray[np.bool_]) -> MatrixSpace:
         """The sub-space selected by an index array or a mask."""
-        return MatrixSpace(**{name: getattr(self, name)[chosen] for name in COLUMNS})
+        index = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        return MatrixSpace(**{name: getattr(self, name).take(index) for name in COLUMNS})
 
 
 COLUMNS = tuple(f.name for f in fields(MatrixSpace))
@@ -432,18 +434,49 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
         (True, False): (_M, _STORED_N if problem.stored else _ROLE_N, [role_k]),
         (True, True): (_M, _STORED_N if problem.stored else _ROLE_N, [role_k]),
     }
-    parts = []
-    for kind, sizes in kinds.items():
-        chosen = [i for i, way in enumerate(ways) if (way[_COPIERS_AT] > 0, way[_PARTS_AT] > 1) == kind]
-        if chosen:
-            parts.append(_shared_turns(problem, ways, _all_points((*sizes, chosen, _STAGES))))
-    points = np.concatenate(parts, axis=1)
-    m, n, k, w, stages = points[:, np.lexsort(points[::-1])]
+    tables = tuple(
+        (*map(tuple, sizes), chosen) for kind, sizes in kinds.items() if (chosen := _ways_of(ways, kind))
+    )
+    m, n, k, w, stages = _shared_turns(problem, ways, _whole_tiles(tuple(ways), tables, problem.depth))
     warps = np.array(ways, dtype=np.int64)[w]
     turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if has_turners(problem) else 0, 0)
     further = (*warps[:, 2:-1].T, turners, warps[:, -1])
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
-    return _sensible(problem, space.take(legal(problem, space, hardware)))
+    likely = space.take(_sensible(problem, space))
+    likely = likely.take(legal(problem, likely, hardware))
+    # Where nothing sensible is left, anything that fits is better than nothing.
+    found = likely if len(likely) else space.take(legal(problem, space, hardware))
+    if not len(found):
+        raise InputError(f"no implementation parameters of {problem} fit")
+    return found
+
+
+def _ways_of(ways: Sequence[Sequence[int]], kind: tuple[bool, bool]) -> tuple[int, ...]:
+    """The numbers of the ways in which a role copies or not, and blocks share sums or not."""
+    kinds = [(way[_COPIERS_AT] > 0, way[_PARTS_AT] > 1) for way in ways]
+    return tuple(i for i, other in enumerate(kinds) if other == kind)
+
+
+@lru_cache(maxsize=256)
+def _whole_tiles(
+    ways: tuple[tuple[int, ...], ...], tables: tuple[tuple[tuple[int, ...], ...], ...], depth: int
+) -> IntArray:
+    """The points, in order, whose tiles are whole instructions of all warps (see `legal`) with few sums each.
+
+    Most combinations are not so, whatever is multiplied. depth: of an instruction along the channel.
+    """
+    found = []
+    for sizes in tables:
+        points = _all_points((*sizes, _STAGES))
+        m, n, k, way, _ = points
+        warps_m, warps_n = np.array(ways, dtype=np.int64)[way, :2].T
+        whole = (m % (MMA_M * warps_m) == 0) & (n % (2 * MMA_N * warps_n) == 0) & (k % depth == 0)
+        most = max(MAX_SUMS, MOST_GROUP_SUMS) * WARP
+        found.append(points[:, whole & (m * n <= most * warps_m * warps_n)])
+    points = np.concatenate(found, axis=1)
+    points = points[:, np.lexsort(points[::-1])]
+    points.flags.writeable = False
+    return points
 
 
 def _shared_turns(problem: MatrixProblem, ways: Sequence[Sequence[int]], points: IntArray) -> IntArray:
@@ -554,10 +587,8 @@ def held_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     return np.asarray(space.m // space.warps_m // MMA_M * A_REGISTERS * (space.k // problem.depth))
 
 
-def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
-    """Without points that a smaller tile or ring beats for sure; all of them where none is left."""
-    if not len(space):
-        raise InputError(f"no implementation parameters of {problem} fit")
+def _sensible(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
+    """Whether no smaller tile or ring beats a point for sure."""
     chunks = chunks_in_order(problem, space)
     keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
     keep &= space.n < 2 * max(problem.n, 2 * MMA_N)
@@ -569,7 +600,7 @@ def _sensible(problem: MatrixProblem, space: MatrixSpace) -> MatrixSpace:
         keep &= (
             (space.groups == 0) | (space.k >= longest) | (depth < -(-problem.channel // longest) * longest)
         )
-    return space.take(keep) if keep.any() else space
+    return np.asarray(keep)
 
 
 def _holds_whole(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd, prod
 
-from tilewright.ir import Func, Op, Sym, Value
+from tilewright.ir import Func, Op, Sym, TensorType, Value
 from tilewright.ir.expr import Expr, substitute
 from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
@@ -43,10 +44,14 @@ class Source:
 
     def offset(self) -> Expr:
         """The element offset in memory."""
-        total: Expr = self.value.tensor.start
-        for e, stride in zip(self.at, self.value.tensor.strides, strict=True):
-            total += e * stride
-        return total
+        return _offset(self.value.tensor, self.at)
+
+
+def _offset(tensor: TensorType, at: tuple[Expr, ...]) -> Expr:
+    total: Expr = tensor.start
+    for e, stride in zip(at, tensor.strides, strict=True):
+        total += e * stride
+    return total
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,12 @@ def result_lanes(kernel: Func, view: MatrixView, minor: int, major: int) -> int:
     return gcd(longest, view.results[last], minor)
 
 
+@lru_cache(maxsize=1024)
 def matrix_view(kernel: Func, op: Op) -> MatrixView | None:
-    """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids."""
+    """The contraction as a matrix product for tensor cores; None where it is none, or precision forbids.
+
+    Memoised: all who look for ways to compute a kernel ask for it.
+    """
     roles, par = contract_roles(op), dims(op, "par")
     first, second = (v.tensor.dtype for v in op.operands[:2])
     alike = first == second or {first, second} <= {*EXACT}
@@ -288,24 +297,44 @@ def _moves(op: Op) -> tuple[Value, tuple[Expr, ...]] | None:
 
 def neighbours(op: Op, source: Source, d: str) -> bool:
     """Return whether neighbours along a dimension are neighbours in memory, at least in pairs."""
-    if run_of(op, source, d, 2) == 2:
-        return True
-    form = _terms(op, source.offset())
-    return domain(op)[d] > 1 and form is not None and form[0].get(d) == 1
+    return run_of(op, source, d, 2) == 2 or _are_neighbours(_extents(op), source.value.tensor, source.at, d)
+
+
+@lru_cache(maxsize=4096)
+def _are_neighbours(extents: _Extents, tensor: TensorType, at: tuple[Expr, ...], d: str) -> bool:
+    """Return whether the next element along a dimension is the next one in memory."""
+    known, varying = dict(extents), {name: (0, n - 1) for name, n in extents if n > 1}
+    form = coefficients(_offset(tensor, at), list(known), varying)
+    return known[d] > 1 and form is not None and form[0].get(d) == 1
 
 
 def run_of(op: Op, source: Source, d: str, widest: int) -> int:
     """The longest run along `d` (a power of two) that is contiguous, aligned, and inside as one."""
-    extent, tensor = domain(op)[d], source.value.tensor
+    return _run_of(_extents(op), source.value.tensor, source.at, d, widest)
+
+
+#: names and extents of the dimensions of a contraction
+_Extents = tuple[tuple[str, int], ...]
+
+
+def _extents(op: Op) -> _Extents:
+    return tuple(domain(op).items())
+
+
+@lru_cache(maxsize=16384)
+def _run_of(extents: _Extents, tensor: TensorType, at: tuple[Expr, ...], d: str, widest: int) -> int:
+    """Those of a factor at such places: products of a network ask for the same ones again and again."""
+    extent = dict(extents)[d]
     while widest > 1:
         if extent % widest == 0:
             run = Sym("run.q") * widest + Sym("run.l")
-            known = {**ranges_of(op), "run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
-            whole = coefficients(substitute(source.offset(), {d: run}), ["run.l"], known)
+            known = {name: (0, n - 1) for name, n in extents}
+            known |= {"run.q": (0, extent // widest - 1), "run.l": (0, widest - 1)}
+            whole = coefficients(substitute(_offset(tensor, at), {d: run}), ["run.l"], known)
             aligned = whole is not None and not multiple_of(whole[1], known) % widest
             together = all(
                 _as_one(substitute(e, {d: run}), size, widest, known)
-                for e, size in zip(source.at, tensor.shape, strict=True)
+                for e, size in zip(at, tensor.shape, strict=True)
             )
             if whole is not None and whole[0].get("run.l") == 1 and aligned and together:
                 return widest

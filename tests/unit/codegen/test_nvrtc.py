@@ -113,6 +113,20 @@ def test_missing_nvrtc_says_what_to_install(monkeypatch):
         compile_cuda("")
 
 
+def test_the_longest_texts_are_compiled_first(tmp_path, monkeypatch):
+    sources = [("k", source(name, "cuda")) for name in BODIES]
+    begun: list[str] = []
+
+    def note(text: str, **options: object) -> object:
+        begun.append(text)
+        return compile_cuda(text, **options)
+
+    monkeypatch.setattr("tilewright.codegen.builders.compile_many.compile_cuda", note)
+    compile_many(sources, arch="sm_80", cache=BinaryCache(tmp_path), jobs=1, progress=False)
+    assert begun == sorted(begun, key=len, reverse=True)
+    assert begun != [text for _, text in sources]
+
+
 def test_many_in_order_through_the_cache(tmp_path, monkeypatch):
     cache = BinaryCache(tmp_path)
     sources = [(f"{name}{n}", source(name, "cuda")) for n in range(2) for name in BODIES]

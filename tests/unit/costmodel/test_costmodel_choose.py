@@ -29,6 +29,7 @@ from tilewright.costmodel import (
 )
 from tilewright.costmodel.kernels.bound_terms import GENERATED
 from tilewright.costmodel.kernels.choose import DEFAULT_LIMITS
+from tilewright.costmodel.kernels.estimator import least_contract_estimate_s
 from tilewright.costmodel.kernels.geometry import contract_fetch, estimated_registers
 from tilewright.costmodel.kernels.parameters import contract_space
 from tilewright.ir.errors import InputError
@@ -118,6 +119,14 @@ def test_estimates_respect_the_bound(device: str) -> None:
     for problem in [p for problems in PROBLEMS.values() for p in problems]:
         choice = choose_contract(problem, DEVICES[device])
         assert choice.estimate_s >= choice.bound.seconds
+
+
+def test_no_estimate_is_below_the_least_one() -> None:
+    hardware = DEVICES["H100"]
+    assert isinstance(hardware, GpuHardware)
+    for problem in [p for problems in PROBLEMS.values() for p in problems]:
+        least = least_contract_estimate_s(problem, hardware)
+        assert hardware.contract.launch_s < least <= choose_contract(problem, hardware).estimate_s
 
 
 def test_small_problems_fill_the_device() -> None:

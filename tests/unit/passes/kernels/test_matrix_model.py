@@ -15,6 +15,7 @@ from tilewright.measuring.kernel_program import kernel_program
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.contract.choice import contract_candidates
 from tilewright.passes.kernels.decision import decision_of, estimate_of
+from tilewright.passes.kernels.matrix import space as spaces
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_flops_per_s
 from tilewright.passes.kernels.matrix.choice import (
     SETS_GAIN,
@@ -23,7 +24,7 @@ from tilewright.passes.kernels.matrix.choice import (
     has_tensor_cores,
     likely_matrix,
 )
-from tilewright.passes.kernels.matrix.estimator import estimate_matrix
+from tilewright.passes.kernels.matrix.estimator import estimate_matrix, least_matrix_estimate_s
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import (
@@ -76,6 +77,38 @@ def test_the_bound_lies_below_every_estimate(name, hardware):
     loop = matrix_bound(problem, space, hardware, MEASURED_LOOP)
     assert np.all(loop.seconds <= bounds.seconds * (1 + 1e-9))
     assert least_matrix_s(problem, hardware, MEASURED_LOOP) <= loop.seconds.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("hardware", GPUS, ids=lambda h: h.name)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_estimate_is_below_the_least_one(name, hardware):
+    problem = PROBLEMS[name]
+    estimates = estimate_matrix(problem, matrix_space(problem, hardware), hardware)
+    assert 0 < least_matrix_estimate_s(problem, hardware) <= estimates.min() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_is_chosen_is_the_best_of_the_whole_space(name):
+    # `choose_matrix` takes bounds of the least estimates alone; points of equal estimates need them.
+    problem = PROBLEMS[name]
+    space = matrix_space(problem, H100)
+    bounds, estimates = matrix_bound(problem, space, H100), estimate_matrix(problem, space, H100)
+    best, chosen = best_point(problem, space, bounds, estimates), choose_matrix(problem, H100)
+    assert (chosen.parameters, chosen.bound) == (space.at(best), bounds.at(best))
+    assert (chosen.estimate_s, chosen.candidates_considered) == (estimates[best], len(space))
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_no_tile_that_is_left_out_early_is_legal(name, monkeypatch):
+    known = matrix_space(PROBLEMS[name], H100)
+
+    def every(ways, tables, depth):
+        points = np.concatenate([spaces._all_points((*t, spaces._STAGES)) for t in tables], axis=1)
+        return points[:, np.lexsort(points[::-1])]
+
+    monkeypatch.setattr(spaces, "_whole_tiles", every)
+    whole = matrix_space(PROBLEMS[name], H100)
+    assert all(np.array_equal(getattr(known, c), getattr(whole, c)) for c in spaces.COLUMNS)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

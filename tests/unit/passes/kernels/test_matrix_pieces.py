@@ -28,7 +28,7 @@ from tilewright.codegen.builders.nvrtc import compile_cuda
 from tilewright.costmodel import load_hardware
 from tilewright.ir import Func, InputError, parse, walk
 from tilewright.ir.constants import Constants
-from tilewright.ir.float_pieces import PIECES, SCALE, SPLIT_BELOW, joined, piece_of
+from tilewright.ir.float_pieces import PIECES, SCALE, SPLIT_BELOW, joined, piece_of, pieces_of
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.matrix import choice
@@ -55,6 +55,8 @@ def test_pieces_hold_every_number():
     bits = rng.integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
     for x in (HARD, bits):
         np.testing.assert_array_equal(joined(*(piece_of(x, i) for i in range(PIECES))), x)
+        for i, piece in enumerate(pieces_of(x)):
+            np.testing.assert_array_equal(piece.view(np.uint16), piece_of(x, i).view(np.uint16))
 
 
 SPLIT = """

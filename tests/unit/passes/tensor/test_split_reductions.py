@@ -156,6 +156,21 @@ def test_the_first_look_agrees_with_the_kernels(dtype):
         assert full_s == pytest.approx(seconds, rel=0.05)
 
 
+@pytest.mark.parametrize(("rows", "length"), [(20, 8192), (8192, 4096)])
+def test_parts_that_cannot_gain_are_not_estimated(rows, length):
+    module = run_pipeline(
+        matmul(rows, length, 512, "f16"),
+        Pipeline.parse("infer-shapes, graph-to-tensor"),
+        PassContext("cuda:sm_90a"),
+    )
+    op = next(op for op in module.main.body.ops if op.name == "tensor.contract")
+    every = matrix_estimates(op, (1, 2, 4, 8), H100.hardware)
+    some = matrix_estimates(op, (1, 2, 4, 8), H100.hardware, share=0.75)
+    assert some == {parts: every[parts] for parts in some}
+    assert all(every[parts] >= 0.75 * every[1] for parts in every if parts not in some)
+    assert len(some) == (4 if rows == 20 else 1)
+
+
 def test_launches_of_parts_name_their_ops():
     """Relay's ops have origins, those of the adding kernel as well."""
     text = """#[version = "0.0.5"]
