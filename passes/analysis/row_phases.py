@@ -296,8 +296,10 @@ def _column_names(phases: Sequence[Phase]) -> set[str]:
 def _read_at_column(uses: Uses, phases: Sequence[Phase]) -> bool:
     """Return whether a value is read at one place, which moves with the last column, and never outside it."""
     last = f"col.{max(len(p.columns) for p in phases) - 1}"
-    return len(uses.indices) == 1 and not uses.filled and any(
-        last in symbols(e) for at in uses.indices for e in at
+    return (
+        len(uses.indices) == 1
+        and not uses.filled
+        and any(last in symbols(e) for at in uses.indices for e in at)
     )
 
 

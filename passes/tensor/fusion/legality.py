@@ -59,7 +59,8 @@ def refusal(graph: OpGraph, ops: int) -> Refusal | None:
     thread has; it may be read by ops outside. Reductions: what depends on them stays within a row. Neither:
     all results that are stored have one shape. Ops that depend on no reduction of the set are computed
     wherever they are read, at most `MAX_PROLOGUE_COST` in all, and only stored where each point is computed
-    once, or by reductions over rows where all that reads a map reads it within its row. A reason that is not curable holds for every larger set as well.
+    once, or by reductions over rows where all that reads a map reads it within its row. A reason that is not
+    curable holds for every larger set as well.
     """
     if not ops & (ops - 1):
         return None

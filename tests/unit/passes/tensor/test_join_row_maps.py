@@ -11,6 +11,7 @@ from tilewright.codegen.emit.kernel import emit_cuda
 from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import Level, Pairs, parse
+from tilewright.ir.nodes import walk
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.row_phases import row_phases
 
@@ -48,15 +49,12 @@ def norm(rows=6, columns=40, dtype="f32", returned="%s, %y", more=""):
 }}"""
 
 
-def flipped(rows, columns, of, dtype="f32"):
-    """The sum of values of the same shape, the first of them with its rows in reverse order."""
-    at = ["[%d - i, j]" % (rows - 1), "[i, j]"][: len(of)]
-    names = ["a", "b"][: len(of)]
-    args = ", ".join(f"%{n}: {dtype}" for n in names)
-    body = "%n = scalar.add(%a, %b)" if len(of) > 1 else "%n = scalar.add(%a, %a)"
+def turned(of, and_of, rows=6, columns=40):
+    """The sum of two values, the rows of the first in reverse order."""
     return (
-        f"%z = tensor.map({', '.join(of)}, par = (i: {rows}, j: {columns}), reads = [{', '.join(at)}]) "
-        f": {dtype}[{rows}, {columns}] {{ ^({args}) {body} : {dtype} scalar.yield(%n) }}"
+        f"%z = tensor.map({of}, {and_of}, par = (i: {rows}, j: {columns}), "
+        f"reads = [[{rows - 1} - i, j], [i, j]]) : f32[{rows}, {columns}] {{ "
+        "^(%a: f32, %b: f32) %n = scalar.add(%a, %b) : f32 scalar.yield(%n) }"
     )
 
 
@@ -118,14 +116,14 @@ def test_a_result_that_nothing_else_reads_is_not_stored():
 
 
 def test_others_that_wait_for_the_norm_anyway_read_what_it_stores():
-    text = norm(returned="%z", more=flipped(6, 40, ["%y", "%s"]))
+    text = norm(returned="%z", more=turned("%y", "%s"))
     rows, last = [op for op in joined(text).main.body.ops if op.name == "tensor.call"]
     assert set(rows.results) == set(last.operands)
 
 
 @pytest.mark.parametrize("returned", ["%z, %y", "%z, %y, %s"])
 def test_what_could_start_before_the_norm_does_not_wait_for_it(returned):
-    module = joined(norm(returned=returned, more=flipped(6, 40, ["%s"])))
+    module = joined(norm(returned=returned, more=turned("%s", "%s")))
     assert len(kernels_of(module)) == 3
 
 
@@ -184,16 +182,9 @@ def test_the_norm_behind_parts_reads_each_of_them_once(dtype):
     compiled = compile_cuda(emit_cuda(kernel).source, arch="sm_90a")
     assert compiled.kernels[kernel.name].spill_bytes == 0
     p = parameters(kernel)
-    steps = 768 // (p.threads_per_row * p.vec)
-    loads = [op for op in _walk(kernel.body) if op.name == "thread.load" and op.operands[0] is kernel.params[0]]
-    assert len(loads) == 3 and steps * p.vec <= 32
-
-
-def _walk(block):
-    for op in block.ops:
-        yield op
-        if op.body is not None:
-            yield from _walk(op.body)
+    assert 768 // (p.threads_per_row * p.vec) * p.vec <= 32
+    parts = kernel.params[0]
+    assert sum(op.name == "thread.load" and op.operands[0] is parts for op in walk(kernel.body)) == 3
 
 
 # -- what comes out ----------------------------------------------------------------------------------------
@@ -220,14 +211,43 @@ def test_odd_widths_and_rows_too_long_for_registers(rows, columns, params):
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize(("columns", "params"), [(40, (8, 16, 4)), (768, (32, 4, 4)), (2048, (32, 4, 2))], ids=str)
+@pytest.mark.parametrize(
+    ("columns", "params"), [(40, (8, 16, 4)), (768, (32, 4, 4)), (2048, (32, 4, 2))], ids=str
+)
 def test_sums_in_16_bits_are_rounded_where_they_are_stored(columns, params):
     agrees(norm(5, columns, "f16"), params, "emulator", tolerance=2e-3)
 
 
 @pytest.mark.emulator
 def test_a_later_kernel_reads_what_the_rows_stored():
-    agrees(norm(returned="%z", more=flipped(6, 40, ["%y", "%s"])), (32, 4, 4), "emulator")
+    agrees(norm(returned="%z", more=turned("%y", "%s")), (32, 4, 4), "emulator")
+
+
+#: rows that are scaled by a number of each row, which is returned as well
+SCALED = """module @net {
+  tensor.func @main(%x: f32[5, 40], %scale: f32[5]) -> f32[5], f32[5, 40] {
+    %k = tensor.map(%scale, par = (i: 5), reads = [[i]]) : f32[5] {
+      ^(%a: f32) %b = scalar.mul(%a, %a) : f32 scalar.yield(%b) }
+    %m = tensor.reduce(%x, %k, par = (i: 5), red = (j: 40), reads = [[i, j], [i]]) : f32[5] {
+      ^(%a: f32, %b: f32, %acc: f32) %n = scalar.fma(%a, %b, %acc) : f32 scalar.yield(%n) }
+    %y = tensor.map(%x, %m, %k, par = (i: 5, j: 40), reads = [[i, j], [i], [i]]) : f32[5, 40] {
+      ^(%a: f32, %b: f32, %c: f32)
+      %d = scalar.sub(%a, %b) : f32 %e = scalar.mul(%d, %c) : f32 scalar.yield(%e) }
+    tensor.return(%k, %y)
+  }
+}"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        pytest.param("rows_kept", "emulator", marks=pytest.mark.emulator),
+        pytest.param("rows", "emulator", marks=pytest.mark.emulator),
+        ("rows", "opencl"),
+    ],
+)
+def test_a_map_with_one_element_for_each_row_is_stored_once(kind, target):
+    agrees(SCALED, (32, 4, 4), target, kind)
 
 
 @pytest.mark.parametrize("target", TARGETS)
