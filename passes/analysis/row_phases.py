@@ -57,8 +57,8 @@ class RowPhases:
 
     walks: numbers of the phases in order; those of sums of which none depends on another are walked together,
     with stores of what they add up. maps: results of maps that take fewer registers, from one walk to the
-    next, than what they are computed from. kept_uses: `uses` where walks after the first find those results
-    in registers, and so read nothing of what they are computed from.
+    next, than what they are computed from. kept_uses: `uses` where phases after the first that computes such
+    a result find it in registers, and so read nothing of what it is computed from.
     """
 
     phases: tuple[Phase, ...]
@@ -206,7 +206,8 @@ def phases_of(phases: Sequence[Phase], ops: Sequence[Op], *, stores: bool = Fals
     walks = _walks(phases, ops, _summed(ops) if stores else set())
     uses = _uses(phases, walks, producers, ())
     maps = _kept_maps(phases, walks, producers)
-    return RowPhases(tuple(phases), uses, walks, maps, _uses(phases, walks, producers, maps))
+    kept_uses = _uses(phases, walks, producers, maps) if maps else uses
+    return RowPhases(tuple(phases), uses, walks, maps, kept_uses)
 
 
 def _uses(
@@ -215,23 +216,20 @@ def _uses(
     producers: Mapping[Value, Op],
     kept: Collection[Value],
 ) -> dict[Value, Uses]:
-    """What the phases read, where walks after the first one that computes a value of `kept` read that alone.
+    """What the phases read, where those after the first one that computes a value of `kept` read that alone.
 
     A value of `kept` that a phase stores counts among what this phase reads.
     """
     uses: dict[Value, Uses] = {}
-    there: set[Value] = set()  # values of `kept` that an earlier walk computed
-    for walk in walks:
-        for number in walk:
-            phase = phases[number]
-            env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
-            env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
-            known = {v: producers[v] for v in producers if v not in there}
-            for r in phase.op.results if phase.op.name not in REDUCING else ():
-                if r in kept:
-                    _note(r, tuple(env[d] for d in dims(phase.op, "par")), number, uses)
-            _trace(phase.op, env, number, known, uses)
-        there.update(v for v in kept if v in uses)
+    for number in (number for walk in walks for number in walk):
+        phase = phases[number]
+        env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
+        env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
+        computed = {v: producers[v] for v in producers if v not in kept or v not in uses}
+        for r in phase.op.results if phase.op.name not in REDUCING else ():
+            if r in kept:
+                _note(r, tuple(env[d] for d in dims(phase.op, "par")), number, uses)
+        _trace(phase.op, env, number, computed, uses)
     return uses
 
 
@@ -245,7 +243,7 @@ def _kept_maps(
     taken: tuple[Value, ...] = ()
     uses = _uses(phases, walks, producers, taken)
     least = _words_between(uses, phases, walks, producers, taken)
-    while True:
+    while least > 1.0:  # what a map gives takes a register at least
         options = [
             (_words_between(new, phases, walks, producers, kept), kept)
             for v, u in uses.items()
@@ -259,9 +257,11 @@ def _kept_maps(
         ]
         words, kept = min(options, key=lambda option: option[0], default=(least, taken))
         if words >= least:
-            return taken
-        least, taken = words, kept
+            break
+        uses = _uses(phases, walks, producers, kept)
+        least, taken = words, tuple(v for v in kept if len(_walks_of(uses[v], walks)) > 1)
         uses = _uses(phases, walks, producers, taken)
+    return taken
 
 
 def _words_between(

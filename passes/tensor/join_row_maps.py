@@ -10,6 +10,7 @@ from tilewright.ir import Func, Level, Module, Op, Ref
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import POINTWISE
+from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MEMORY_BUDGET, peak_bytes
 from tilewright.passes.analysis.row_phases import row_phases
 from tilewright.passes.rewriting.names import numbered
@@ -119,10 +120,14 @@ class _Search:
 
     def _in_rows(self, kernel: Func) -> bool:
         """Return whether all that a kernel stores belongs to rows that one block can walk along."""
-        phases = row_phases(self.ctx.estimator.canonical(kernel, self.ctx))
-        if phases is None or not phases.alike:
-            return False
-        return all(phase.row_bytes() <= MAX_ROW_BYTES for phase in phases.phases)
+
+        def answer() -> bool:
+            phases = row_phases(self.ctx.estimator.canonical(kernel, self.ctx))
+            if phases is None or not phases.alike:
+                return False
+            return all(phase.row_bytes() <= MAX_ROW_BYTES for phase in phases.phases)
+
+        return self.ctx.estimator.remembered(("maps of rows", kernel_text(kernel), self.ctx.target), answer)
 
     def _pays(self, kernel: Func, calls: Sequence[Op]) -> bool:
         apart_s = sum(alone_s(self.kernels[callee_of(call)], self.ctx, self.hardware) for call in calls)
