@@ -9,7 +9,6 @@ from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Ref
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MEMORY_BUDGET, peak_bytes
 from tilewright.passes.analysis.row_phases import row_phases
@@ -53,6 +52,7 @@ class _Search:
     def __init__(self, module: Module, ctx: PassContext, hardware: GpuHardware, *, always: bool) -> None:
         self.current, self.ctx, self.hardware, self.always = module, ctx, hardware, always
         self.names = {f.name for f in module.funcs}
+        self.stems: dict[str, str] = {}  # by the name of a joined kernel that of its rows
         self.tried: set[tuple[Op, Op]] = set()
         self.most_bytes = max(FLOOR_BYTES, peak_bytes(module))
 
@@ -102,7 +102,8 @@ class _Search:
             return None
         main = self.current.main
         outputs = {v for op in main.body.ops if op is not rows for v in op.operands}
-        name = numbered(f"{callee_of(rows)}_map", self.names)
+        stem = self.stems.get(callee_of(rows), callee_of(rows))
+        name = numbered(f"{stem}_map", self.names)
         kernel, arguments, results = merged(calls, self.kernels, outputs, name, once=True)
         if not self._in_rows(kernel):
             return None
@@ -116,6 +117,7 @@ class _Search:
         if not self.always and peak_bytes(module) > self.most_bytes:
             return None
         self.names.add(name)
+        self.stems[name] = stem
         return module
 
     def _in_rows(self, kernel: Func) -> bool:
@@ -145,13 +147,12 @@ def _nothing_waits_longer(followers: Sequence[set[int]], made: int, rows: int) -
 
 
 def _maps(kernel: Func) -> bool:
-    """Return whether a kernel maps and stores nothing that it gathers."""
-    *ops, end = kernel.body.ops
-    gathered = {r for op in ops if op.name != "tensor.map" for r in op.results}
-    return bool(ops) and {op.name for op in ops} <= POINTWISE and gathered.isdisjoint(end.operands)
+    """Return whether a kernel does nothing but map: walks along rows would gather anew what it gathers."""
+    names = {op.name for op in kernel.body.ops[:-1]}
+    return names == {"tensor.map"}
 
 
 def _reduces(kernel: Func) -> bool:
     """Return whether a kernel reduces rows, and maps besides."""
     names = {op.name for op in kernel.body.ops[:-1]}
-    return "tensor.reduce" in names and names <= {"tensor.reduce", *POINTWISE}
+    return "tensor.reduce" in names and names <= {"tensor.reduce", "tensor.map"}
