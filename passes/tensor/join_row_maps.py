@@ -7,15 +7,20 @@ from typing import Literal
 
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Ref
+from tilewright.ir.expr import symbols
+from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.ops import dims, ranges_of, reads
+from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.index_sets import row_major_offset, run_along
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MEMORY_BUDGET, peak_bytes
 from tilewright.passes.analysis.row_phases import row_phases
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
-from tilewright.passes.tensor.fusion.kernel_groups import MAX_ROW_BYTES
+from tilewright.passes.tensor.fusion.kernel_groups import MAX_ROW_BYTES, SMALL_BYTES
 from tilewright.passes.tensor.order_kernels import calls_before
 
 
@@ -147,9 +152,30 @@ def _nothing_waits_longer(followers: Sequence[set[int]], made: int, rows: int) -
 
 
 def _maps(kernel: Func) -> bool:
-    """Return whether a kernel does nothing but map: walks along rows would gather anew what it gathers."""
-    names = {op.name for op in kernel.body.ops[:-1]}
-    return names == {"tensor.map"}
+    """Return whether a kernel does nothing but map what lies in memory as its results do.
+
+    Walks along rows would gather anew what it gathers. What lies across is moved by a map, whose threads lie
+    as they please: the model of rows counts each array once and knows no lines.
+    """
+    ops = kernel.body.ops[:-1]
+    return {op.name for op in ops} == {"tensor.map"} and all(map(_keeps_neighbours, ops))
+
+
+def _keeps_neighbours(op: Op) -> bool:
+    """Return whether neighbours in the results of a map are neighbours in all large arrays that it reads."""
+    ranges = ranges_of(op)
+    wide = [d for d, n in dims(op, "par").items() if n > 1]
+    for v, at in zip(op.operands, reads(op), strict=True):
+        if not wide or v.tensor.nbytes <= SMALL_BYTES:
+            continue
+        place = row_major_offset(at, v.tensor.shape)
+        if wide[-1] not in symbols(place):
+            continue
+        run = run_along(place, wide[-1], ranges)
+        whole = run == dims(op, "par")[wide[-1]]
+        if not whole and run * itemsize(v.tensor.dtype) % SECTOR_BYTES:
+            return False
+    return True
 
 
 def _reduces(kernel: Func) -> bool:

@@ -141,6 +141,13 @@ def test_the_estimate_decides():
     assert len(kernels_of(joined(norm(rows=1024, columns=768), pipeline=never))) == 2
 
 
+def test_what_lies_across_rows_is_moved_by_a_kernel_of_its_own():
+    """Rows of an image's pixels, whose channels lie apart: neighbours of a row would be a line each."""
+    text = norm(rows=196, columns=768).replace("%r: f32[196, 768]", "%r: f32[768, 196]")
+    assert len(kernels_of(joined(norm(rows=196, columns=768)))) == 1
+    assert len(kernels_of(joined(text.replace("[2, i, j], [i, j]]", "[2, i, j], [j, i]]")))) == 2
+
+
 def test_a_cpu_keeps_both():
     assert len(kernels_of(joined(norm(), "opencl"))) == 2
 
