@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -36,6 +36,11 @@ class Phase:
         sizes = dims(self.op, "par")
         return tuple(sizes[d] for d in self.rows)
 
+    def row_bytes(self) -> int:
+        """Bytes of one row in the widest type that is read along it."""
+        widest = max((itemsize(v.tensor.dtype) for v in self.op.operands), default=0)
+        return widest * prod(self.extents())
+
 
 @dataclass
 class Uses:
@@ -51,12 +56,16 @@ class RowPhases:
     """The phases of a row kernel and what they read of parameters and maps.
 
     walks: numbers of the phases in order; those of sums of which none depends on another are walked together,
-    with stores of what they add up.
+    with stores of what they add up. maps: results of maps that take fewer registers, from one walk to the
+    next, than what they are computed from. kept_uses: `uses` where phases after the first that computes such
+    a result find it in registers, and so read nothing of what it is computed from.
     """
 
     phases: tuple[Phase, ...]
     uses: Mapping[Value, Uses]
     walks: tuple[tuple[int, ...], ...]
+    maps: tuple[Value, ...] = ()
+    kept_uses: Mapping[Value, Uses] = field(default_factory=dict)
 
     @property
     def alike(self) -> bool:
@@ -69,24 +78,20 @@ class RowPhases:
         return any(len({self.phases[n].op.name in REDUCING for n in walk}) > 1 for walk in self.walks)
 
     def kept(self, kernel: Func) -> tuple[Value, ...]:
-        """Values worth registers: what several phases read at the column they are at."""
+        """Values worth registers: what several walks read at the column they are at (see `kept_uses`)."""
         if not self.alike:
             return ()
-        last = f"col.{max(len(p.columns) for p in self.phases) - 1}"
-        walk = {number: i for i, numbers in enumerate(self.walks) for number in numbers}
         return tuple(
             v
-            for v, u in self.uses.items()
-            if len({walk[number] for number in u.phases}) > 1
-            and len(u.indices) == 1
-            and not u.filled
-            and any(last in symbols(e) for at in u.indices for e in at)
-            and (v in kernel.params or _expensive(kernel, v))
+            for v, u in self.kept_uses.items()
+            if (v in kernel.params or v in self.maps or _expensive(kernel, v))
+            and _read_at_column(u, self.phases)
+            and len(_walks_of(u, self.walks)) > 1
         )
 
     def kept_words(self, kernel: Func) -> float:
         """Registers (4 bytes) per element of a row that these values take."""
-        return sum(max(1.0, itemsize(v.tensor.dtype) / 4) for v in self.kept(kernel))
+        return sum(map(_words, self.kept(kernel)))
 
     def inner(self, kernel: Func) -> str:
         """The dimension along which the largest parameter is contiguous: `row.k`, `col.k`; '' if unclear."""
@@ -198,12 +203,104 @@ def phases_of(phases: Sequence[Phase], ops: Sequence[Op], *, stores: bool = Fals
     stores: whether maps that are stored and that sums read share the walk of these sums.
     """
     producers = {r: op for op in ops for r in op.results}
+    walks = _walks(phases, ops, _summed(ops) if stores else set())
+    uses = _uses(phases, walks, producers, ())
+    maps = _kept_maps(phases, walks, producers)
+    kept_uses = _uses(phases, walks, producers, maps) if maps else uses
+    return RowPhases(tuple(phases), uses, walks, maps, kept_uses)
+
+
+def _uses(
+    phases: Sequence[Phase],
+    walks: Sequence[Sequence[int]],
+    producers: Mapping[Value, Op],
+    kept: Collection[Value],
+) -> dict[Value, Uses]:
+    """What the phases read, where those after the first one that computes a value of `kept` read that alone.
+
+    A value of `kept` that a phase stores counts among what this phase reads.
+    """
     uses: dict[Value, Uses] = {}
-    for number, phase in enumerate(phases):
+    for number in (number for walk in walks for number in walk):
+        phase = phases[number]
         env: dict[str, Expr] = {d: Sym(f"row.{k}") for k, d in enumerate(phase.rows)}
         env |= {d: Sym(f"col.{k}") for k, d in enumerate(phase.columns)}
-        _trace(phase.op, env, number, producers, uses)
-    return RowPhases(tuple(phases), uses, _walks(phases, ops, _summed(ops) if stores else set()))
+        computed = {v: producers[v] for v in producers if v not in kept or v not in uses}
+        for r in phase.op.results if phase.op.name not in REDUCING else ():
+            if r in kept:
+                _note(r, tuple(env[d] for d in dims(phase.op, "par")), number, uses)
+        _trace(phase.op, env, number, computed, uses)
+    return uses
+
+
+def _kept_maps(
+    phases: Sequence[Phase], walks: Sequence[Sequence[int]], producers: Mapping[Value, Op]
+) -> tuple[Value, ...]:
+    """Results of maps that take fewer registers between walks than the parameters that they are made of.
+
+    One result after the other, as long as that saves registers: the one that saves the most.
+    """
+    taken: tuple[Value, ...] = ()
+    uses = _uses(phases, walks, producers, taken)
+    least = _words_between(uses, phases, walks, producers, taken)
+    while least > 1.0:  # what a map gives takes a register at least
+        options = [
+            (_words_between(new, phases, walks, producers, kept), kept)
+            for v, u in uses.items()
+            if v in producers
+            and v not in taken
+            and producers[v].name == "tensor.map"
+            and _read_at_column(u, phases)
+            and len(_walks_of(u, walks)) > 1
+            for kept in [(*taken, v)]
+            for new in [_uses(phases, walks, producers, kept)]
+        ]
+        words, kept = min(options, key=lambda option: option[0], default=(least, taken))
+        if words >= least:
+            break
+        uses = _uses(phases, walks, producers, kept)
+        least, taken = words, tuple(v for v in kept if len(_walks_of(uses[v], walks)) > 1)
+        uses = _uses(phases, walks, producers, taken)
+    return taken
+
+
+def _words_between(
+    uses: Mapping[Value, Uses],
+    phases: Sequence[Phase],
+    walks: Sequence[Sequence[int]],
+    producers: Mapping[Value, Op],
+    kept: Collection[Value],
+) -> float:
+    """Registers per element that hold what several walks read along columns, each element read counted."""
+    columns = _column_names(phases)
+    return sum(
+        _words(v) * sum(1 for at in u.indices if columns & {s for e in at for s in symbols(e)})
+        for v, u in uses.items()
+        if (v not in producers or v in kept) and len(_walks_of(u, walks)) > 1
+    )
+
+
+def _words(v: Value) -> float:
+    return max(1.0, itemsize(v.tensor.dtype) / 4)
+
+
+def _walks_of(uses: Uses, walks: Sequence[Sequence[int]]) -> set[int]:
+    """Numbers of the walks that read a value."""
+    return {i for i, numbers in enumerate(walks) if any(number in uses.phases for number in numbers)}
+
+
+def _column_names(phases: Sequence[Phase]) -> set[str]:
+    return {f"col.{k}" for p in phases for k in range(len(p.columns))}
+
+
+def _read_at_column(uses: Uses, phases: Sequence[Phase]) -> bool:
+    """Return whether a value is read at one place, which moves with the last column, and never outside it."""
+    last = f"col.{max(len(p.columns) for p in phases) - 1}"
+    return (
+        len(uses.indices) == 1
+        and not uses.filled
+        and any(last in symbols(e) for at in uses.indices for e in at)
+    )
 
 
 def _walks(phases: Sequence[Phase], ops: Sequence[Op], summed: set[Op]) -> tuple[tuple[int, ...], ...]:
@@ -263,10 +360,16 @@ def _trace(
         if producer is not None and producer.name in REDUCING:
             continue
         index = tuple(substitute(e, env) for e in at)
-        use = uses.setdefault(v, Uses())
-        use.indices.add(index)
+        use = _note(v, index, phase, uses)
         use.filled |= fill is not None or (producer is not None and producer.name != "tensor.map")
-        if phase not in use.phases:
-            use.phases.append(phase)
         if producer is not None:
             _trace(producer, dict(zip(dims(producer, "par"), index, strict=True)), phase, producers, uses)
+
+
+def _note(v: Value, index: tuple[Expr, ...], phase: int, uses: dict[Value, Uses]) -> Uses:
+    """Note that a phase reads a value at an index."""
+    use = uses.setdefault(v, Uses())
+    use.indices.add(index)
+    if phase not in use.phases:
+        use.phases.append(phase)
+    return use

@@ -59,7 +59,7 @@ class _RowsAndColumns(RowsKept):
     def prepare(self) -> None:
         steps = max(self.steps(phase) for phase in self.phases if phase.columns)
         if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
-            self.reused = self.row_phases.kept(self.kernel)
+            self.reuse(self.row_phases.kept(self.kernel))
 
     def valid(self) -> Mask:
         return ()  # parts are whole

@@ -49,7 +49,8 @@ class _RowsStaged(RowsKept):
         self.source = source
         self.rewritten = rewritten_rows(self.kernel, self.row_phases, source)
         if self.steps(phase) * self.vec <= KEPT_ELEMENTS:
-            self.reused = tuple(v for v in self.row_phases.kept(self.kernel) if v not in self.kernel.params)
+            kept = self.row_phases.kept(self.kernel)
+            self.reuse(tuple(v for v in kept if v not in self.kernel.params))
 
     def prepare(self) -> None:
         """Copy the rows of this block."""
@@ -105,7 +106,7 @@ class _RowsStaged(RowsKept):
             known[self.source] = self.w.load(self.tile, (self._in_tile(step, v),))
         for value, buffer in self.kept.items():
             if self.uses[value].phases[0] < number:
-                known[value] = self.w.load(buffer, (step, v))
+                known[value] = self.w.b.cast(self.w.load(buffer, (step, v)), value.tensor.dtype)
         return Points(self.w, known)
 
     def _in_tile(self, step: Expr, v: Expr) -> Expr:

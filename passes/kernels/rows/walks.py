@@ -277,6 +277,8 @@ MOST_TOGETHER = 8
 #: has registers to spare, of which each thread may take so many for what all rows read
 LATENCY_BLOCKS, _EARLY_REGISTERS = 128, 32
 _SUM_BYTES = _REGISTER_BYTES = 4
+#: floats that are float32 in registers (see the pass excess-precision)
+ROUNDED = frozenset({"f16", "bf16"})
 
 
 def lower_rows_kept(kernel: Func) -> Func:
@@ -320,10 +322,16 @@ class RowsKept(RowWalks):
         """Write what precedes the first phase."""
         steps = max((self.steps(phase) for phase in self.phases if phase.columns), default=0)
         if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
-            self.reused = self.row_phases.kept(self.kernel)
+            self.reuse(self.row_phases.kept(self.kernel))
             if self.reused and -(-self.total // self.rows) <= LATENCY_BLOCKS:
                 self.reused = (*self._of_all_rows(steps), *self.reused)
         self.preload()
+
+    def reuse(self, values: tuple[Value, ...]) -> None:
+        """Keep these values from one phase to the next; where there are any, phases read what that leaves."""
+        self.reused = values
+        if values:
+            self.uses = self.row_phases.kept_uses
 
     def _of_all_rows(self, steps: int) -> tuple[Value, ...]:
         """Parameters that every row reads at its columns, such as factors and shifts of a norm.
@@ -370,7 +378,10 @@ class RowsKept(RowWalks):
     # -- kept values -----------------------------------------------------------------------------------------
     def _alloc(self, v: Value) -> None:
         phase = next(p for p in self.phases if p.columns)
-        self.kept[v] = self.w.alloc((self.steps(phase), self.vec), v.tensor.dtype, "reg", "kept")
+        dtype = v.tensor.dtype
+        if v not in self.w.inputs and dtype in ROUNDED:
+            dtype = "f32"  # what a kernel computes is rounded where it is stored to memory
+        self.kept[v] = self.w.alloc((self.steps(phase), self.vec), dtype, "reg", "kept")
 
     def preload(self) -> None:
         """Read all kept parameters at once, before anything waits for one of them."""
@@ -414,14 +425,15 @@ class RowsKept(RowWalks):
         known = {**self.totals, **{value: self.w.load(b, (v,)) for value, b in self.fetched.items()}}
         for value, buffer in self.kept.items():
             if value in self.w.inputs or self.uses[value].phases[0] < number:
-                known[value] = self.w.load(buffer, (step, v))
+                known[value] = self.w.b.cast(self.w.load(buffer, (step, v)), value.tensor.dtype)
         return Points(self.w, known)
 
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
         for value in self.reused:
             if value not in self.w.inputs and self.uses[value].phases[0] == number:
                 found = points.value(value, self.place_of(value, self.phases[number], env))
-                self.w.store(found, self.kept[value], at)
+                buffer = self.kept[value]
+                self.w.store(self.w.b.cast(found, buffer.tensor.dtype), buffer, at)
 
     # -- reductions ------------------------------------------------------------------------------------------
     def merged(self, name: str, part: Value, last: float | None) -> Value:

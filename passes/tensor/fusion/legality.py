@@ -9,7 +9,7 @@ from tilewright.ir import BinOp, Expr, Op
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.ops import REDUCING, fills, reads
 from tilewright.passes.analysis.index_sets import POINTWISE, recompute_cost
-from tilewright.passes.analysis.row_groups import rows_of
+from tilewright.passes.analysis.row_groups import row_dims, rows_of
 from tilewright.passes.tensor.fusion.op_graph import OpGraph, members
 
 #: most additions per element that ops may cost which a kernel computes wherever it reads them
@@ -59,7 +59,8 @@ def refusal(graph: OpGraph, ops: int) -> Refusal | None:
     thread has; it may be read by ops outside. Reductions: what depends on them stays within a row. Neither:
     all results that are stored have one shape. Ops that depend on no reduction of the set are computed
     wherever they are read, at most `MAX_PROLOGUE_COST` in all, and only stored where each point is computed
-    once. A reason that is not curable holds for every larger set as well.
+    once, or by reductions over rows where all that reads a map reads it within its row. A reason that is not
+    curable holds for every larger set as well.
     """
     if not ops & (ops - 1):
         return None
@@ -165,11 +166,13 @@ def _refused_rows(graph: OpGraph, facts: _Facts) -> Refusal | None:
     anchor = graph.ops[facts.anchors[0]]
     if any(graph.ops[i].name == "tensor.gather" for i in members(facts.bound)):
         return Refusal("a gather depends on a reduction over rows")
-    rows = rows_of([graph.ops[i] for i in facts.inside], anchor)
+    group = [graph.ops[i] for i in facts.inside]
+    rows = rows_of(group, anchor)
     if rows is None:
         return Refusal("an op crosses the rows of a reduction")
-    if any(graph.ops[i] not in rows for i in members(facts.stored)):
-        return Refusal("it stores what it computes before its reduction", curable=True)
+    before = [op for i in members(facts.stored) if (op := graph.ops[i]) not in rows]
+    if any(op.name != "tensor.map" or row_dims(op, group, anchor) is None for op in before):
+        return Refusal("it stores what it computes before its reduction, in no row", curable=True)
     return None
 
 
