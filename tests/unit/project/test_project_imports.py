@@ -236,7 +236,6 @@ ONE_PER_SUBJECT = {
     "passes/lower/rules": "family of ops",
     "passes/graph/gradients/rules": "family of ops",
     "passes/graph": "pass",
-    "passes/tensor": "pass",
     "tools/arguments": "command",
 }
 

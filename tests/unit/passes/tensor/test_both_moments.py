@@ -7,7 +7,7 @@ import pytest
 import tilewright as tw
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.moments import moments_of
-from tilewright.passes.tensor import split_sums
+from tilewright.passes.tensor.sums import split_sums
 
 NETWORK = """module @m {{
   tensor.func @main(%x: {dtype}[32, 8, 16, 8]) -> f32[8], f32[8] {{

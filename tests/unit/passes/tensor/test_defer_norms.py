@@ -5,7 +5,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import Constants
-from tilewright.passes.tensor.defer_norms import defer_norms
+from tilewright.passes.tensor.sums.defer_norms import defer_norms
 
 ALWAYS = defer_norms(when="always")
 #: a norm that two products read, one of them through a view, and a residual

@@ -19,7 +19,7 @@ from tilewright.passes.tensor.layouts.candidates import usable_orders
 from tilewright.passes.tensor.layouts.cost import scattered_s
 from tilewright.passes.tensor.layouts.selection import order_problem
 
-choose_layouts = importlib.import_module("tilewright.passes.tensor.choose_layouts")
+choose_layouts = importlib.import_module("tilewright.passes.tensor.layouts.choose_layouts")
 H100 = resolve_target("cuda:sm_90a")
 CPU = resolve_target("opencl")
 

@@ -9,7 +9,7 @@ from tilewright.devices.targets import resolve_target
 from tilewright.frontends import zoo
 from tilewright.ir import Block, Func, Level, Op, TensorType, Value, interpret
 from tilewright.passes.pipelines import official_stages
-from tilewright.passes.tensor.fuse_attention_backward import in_order
+from tilewright.passes.tensor.chains.fuse_attention_backward import in_order
 
 H200 = resolve_target("cuda:sm_90a:h200")
 LAYER = "batch=1,sequence=64,width=64,heads=1,hidden=64"

@@ -21,7 +21,7 @@ def rewritten(module: Module) -> Module:
 @pytest.fixture
 def looking_up(monkeypatch):
     """Look up wherever it goes: tables of tests are small."""
-    from tilewright.passes.tensor import look_up_sums
+    from tilewright.passes.tensor.sums import look_up_sums
 
     monkeypatch.setattr(look_up_sums, "looking_up_pays", lambda *a: True)
 
@@ -44,7 +44,7 @@ indices = st.lists(st.integers(-4, ROWS + 3) | st.integers(0, 3), min_size=UPDAT
 @settings(max_examples=20, deadline=None)
 @given(indices, st.booleans())
 def test_all_rows_are_those_of_the_dense_update(chosen, by_row):
-    from tilewright.passes.tensor import look_up_sums
+    from tilewright.passes.tensor.sums import look_up_sums
 
     module = step(BY_ROW if by_row else DECAY)
     u = np.random.default_rng(1).standard_normal((UPDATES, WIDTH)).astype(np.float32)

@@ -12,8 +12,8 @@ from tilewright.ir import Block, Func, Level, Module, TensorType, Value
 from tilewright.ir.graph_code import GraphWriter
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.pipelines import GRAPH
-from tilewright.passes.tensor import order_kernels
-from tilewright.passes.tensor.order_kernels import Steps, in_order, least_memory_order
+from tilewright.passes.tensor.memory import order_kernels
+from tilewright.passes.tensor.memory.order_kernels import Steps, in_order, least_memory_order
 
 
 def graph(reads, nbytes, kept=(), overwrites=None) -> Steps:

@@ -19,7 +19,8 @@ from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
 from tilewright.passes.kernels.matrix.space import matrix_space
 from tilewright.passes.kernels.matrix.view import matrix_view
-from tilewright.passes.tensor import join_product_sums, split_sums
+from tilewright.passes.tensor.joins import join_product_sums
+from tilewright.passes.tensor.sums import split_sums
 from tilewright.tuning.kernels.search_space import search_space
 
 TARGET = "cuda:sm_90a:h200"

@@ -8,7 +8,7 @@ import tilewright as tw
 from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.ordered.choose_scatter import sorting_pays
-from tilewright.passes.tensor import sort_scatters
+from tilewright.passes.tensor.sums import sort_scatters
 
 GPU = resolve_target("cuda:sm_90a")
 CONTEXT = PassContext(str(GPU), GPU.hardware, verify_each=True)

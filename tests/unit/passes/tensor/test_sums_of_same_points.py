@@ -8,7 +8,7 @@ import tilewright as tw
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.kernels.rows.same_points import sums_of_same_points
-from tilewright.passes.tensor import split_sums
+from tilewright.passes.tensor.sums import split_sums
 
 # the sums of a norm's gradient: of g, and of g times the normalised values; %wide has one more reader
 TEXT = """module @m {{

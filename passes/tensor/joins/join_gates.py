@@ -14,14 +14,14 @@ from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import readers
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.gates import (
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.gates import (
     CLEARLY,
     has_product,
     joined_gates,
     maps_behind,
 )
-from tilewright.passes.tensor.chains.merge import callee_of, joinable_kernels, kernel_of
+from tilewright.passes.tensor.joins.merge import callee_of, joinable_kernels, kernel_of
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})

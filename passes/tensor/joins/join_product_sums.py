@@ -42,9 +42,9 @@ from tilewright.passes.kernels.writing.column_sums import GROUP_ROWS, row_index,
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import with_indices
-from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.call_order import CallOrder, in_order
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
 
 #: bytes of the smallest array whose sums are sought
 LEAST_BYTES = 1 << 20

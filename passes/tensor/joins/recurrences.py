@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tilewright.ir import Func, Op, Value
 from tilewright.ir.tensor.ops import dims, fills
-from tilewright.passes.tensor.chains.merge import kernel_of
+from tilewright.passes.tensor.joins.merge import kernel_of
 
 #: products of a recurrence, at least
 FEWEST = 3

@@ -31,9 +31,9 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.row_columns.space import choose_row_columns
 from tilewright.passes.rewriting.names import numbered, unused
-from tilewright.passes.tensor.chains.call_order import CallOrder, in_order
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, is_plain, merged, reshapes_filled
+from tilewright.passes.tensor.joins.call_order import CallOrder, in_order
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, is_plain, merged, reshapes_filled
 
 #: kernels that one of the new ones is made of, at most
 MAX_KERNELS = 8

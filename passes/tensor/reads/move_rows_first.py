@@ -16,8 +16,8 @@ from tilewright.passes.analysis.index_sets import is_copy, is_view
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 from tilewright.passes.rewriting.values import copied_ops, producers, readers, rename_dims, with_indices
-from tilewright.passes.tensor.inline_maps import SMALL_BYTES
-from tilewright.passes.tensor.read_moved_rows import keeps_neighbours
+from tilewright.passes.tensor.reads.inline_maps import SMALL_BYTES
+from tilewright.passes.tensor.reads.read_moved_rows import keeps_neighbours
 
 
 @register_pass(Level.TENSOR)

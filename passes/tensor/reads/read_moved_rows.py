@@ -26,9 +26,9 @@ from tilewright.passes.analysis.index_sets import (
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 from tilewright.passes.rewriting.values import readers
-from tilewright.passes.tensor.inline_maps import MAX_COST, SMALL_BYTES
-from tilewright.passes.tensor.join_concats import selected_pieces
-from tilewright.passes.tensor.regular_gathers import rule_of
+from tilewright.passes.tensor.constants.regular_gathers import rule_of
+from tilewright.passes.tensor.memory.join_concats import selected_pieces
+from tilewright.passes.tensor.reads.inline_maps import MAX_COST, SMALL_BYTES
 
 #: ops whose bodies may hold those of maps that they read
 _READERS = frozenset({"tensor.map", "tensor.reduce"})

@@ -14,10 +14,10 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.chain_tiles.choice import choose_chain_tiles
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of
 from tilewright.passes.tensor.chains.product_pairs import product_pairs
 from tilewright.passes.tensor.chains.taken import disjoint, with_chains
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of
 
 #: a chain is taken where its estimate is below this share of those of its kernels
 CLEARLY = 0.9

@@ -12,8 +12,8 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.registry import chosen_template, joined_templates
 from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSearch
-from tilewright.passes.tensor.chains.estimates import alone_s
 from tilewright.passes.tensor.chains.taken import disjoint, with_chains
+from tilewright.passes.tensor.joins.estimates import alone_s
 
 #: a chain is taken where its estimate is below this share of the estimates of its kernels
 CLEARLY = 0.9

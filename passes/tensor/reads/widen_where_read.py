@@ -8,7 +8,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import is_copy, recompute_cost
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
-from tilewright.passes.tensor.inline_maps import MAX_COST
+from tilewright.passes.tensor.reads.inline_maps import MAX_COST
 
 #: ops whose bodies may hold a conversion
 _READERS = frozenset({"tensor.map", "tensor.reduce"})

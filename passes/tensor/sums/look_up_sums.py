@@ -15,8 +15,15 @@ from tilewright.passes.kernels.ordered.choose_rows import looking_up_pays
 from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.scalars import written
 from tilewright.passes.rewriting.dead_ops import live_ops
-from tilewright.passes.tensor.sort_scatters import KeyedUpdates
-from tilewright.passes.tensor.update_rows import StateUpdates, combiner, lines, links, of_rows, rows_named
+from tilewright.passes.tensor.sums.sort_scatters import KeyedUpdates
+from tilewright.passes.tensor.sums.update_rows import (
+    StateUpdates,
+    combiner,
+    lines,
+    links,
+    of_rows,
+    rows_named,
+)
 
 #: tables whose totals and marks one kernel makes
 MOST_TOGETHER = 48

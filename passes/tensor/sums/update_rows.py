@@ -37,7 +37,7 @@ from tilewright.passes.lower.lowering import mapped
 from tilewright.passes.lower.scalars import Scalar, Scalars
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.known_scalars import Known, Number, Unknown, yielded
-from tilewright.passes.tensor.sort_scatters import KeyedUpdates
+from tilewright.passes.tensor.sums.sort_scatters import KeyedUpdates
 
 #: names of the dimension that counts updates, of the one they are compared along, and of the one of tables
 _UPDATE, _OTHER, _TABLE = "u", "j", "t"

@@ -17,8 +17,8 @@ from tilewright.passes.kernels.pair_sums.choice import choose_pair_sums
 from tilewright.passes.kernels.pair_sums.view import pair_view
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, merged, reshapes_filled
 
 #: kernels that one of the new ones is made of, at most
 MAX_KERNELS = 7

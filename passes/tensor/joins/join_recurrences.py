@@ -13,14 +13,14 @@ from tilewright.passes.kernels.resident.choice import choose_resident
 from tilewright.passes.kernels.resident_tiles.choice import choose_resident_tiles
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import readers
-from tilewright.passes.tensor.chains.gates import steps_s
-from tilewright.passes.tensor.chains.merge import (
+from tilewright.passes.tensor.joins.gates import steps_s
+from tilewright.passes.tensor.joins.merge import (
     callee_of,
     joinable_kernels,
     merged,
     reshapes_filled,
 )
-from tilewright.passes.tensor.chains.recurrences import Recurrence, parts_of, recurrences
+from tilewright.passes.tensor.joins.recurrences import Recurrence, parts_of, recurrences
 
 #: the kernel is taken where its estimate is below this share of those of its steps
 CLEARLY = 0.9
@@ -39,7 +39,7 @@ def join_recurrences(module: Module, ctx: PassContext, *, when: str = "auto") ->
               %n = call(%s, %w, callee = @product); ...
         -->   %s, %t, ... = call(%h, %w, %c, ..., callee = @gates_steps)
 
-    What a step is follows from data flow and index sets (`passes/tensor/chains/recurrences.py`,
+    What a step is follows from data flow and index sets (`passes/tensor/joins/recurrences.py`,
     `passes/kernels/resident/view.py`): nothing names a network. when: `auto` where the estimate is below 0.9
     of the sum of the steps' kernels, gates at the ends of their products, `always` where legal, `never`. What
     became of each recurrence, or why it stays apart, is said in an attribute of @main that `explain` prints.

@@ -12,9 +12,9 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, is_plain, merged, reshapes_filled
-from tilewright.passes.tensor.order_kernels import calls_before, reordered, steps_of
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, is_plain, merged, reshapes_filled
+from tilewright.passes.tensor.memory.order_kernels import calls_before, reordered, steps_of
 
 #: a kernel is short where it takes at most as long as so many starts of kernels
 SHORT_STARTS = 10

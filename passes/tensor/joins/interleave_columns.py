@@ -31,8 +31,8 @@ from tilewright.passes.rewriting.values import (
     rename_dims,
     with_indices,
 )
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import (
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import (
     callee_of,
     joinable_kernels,
     kernel_of,

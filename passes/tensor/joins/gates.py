@@ -9,8 +9,8 @@ from tilewright.ir import Func, Op, Value
 from tilewright.passes import PassContext
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
 
 #: a kernel of gates is taken where its estimate is below this share of those of its parts
 CLEARLY = 0.9
