@@ -10,7 +10,7 @@ from tilewright.ir.tensor.ops import STRUCTURED
 from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import is_copy
-from tilewright.passes.graph.fold_constants import blows_up
+from tilewright.passes.graph.simplification.fold_constants import blows_up
 from tilewright.passes.lower.tables import LARGEST_CONSTANT
 from tilewright.passes.rewriting.dead_ops import live_ops
 

@@ -11,7 +11,7 @@ from tilewright.ir.opdef import op_def
 ROOT = Path(__file__).parents[3]
 TOP = ("codegen", "compiler", "costmodel", "frontends", "ir", "passes", "runtime", "tools")
 #: folders whose passes are sorted into rooms, each of which the map names
-SORTED = ("passes/tensor",)
+SORTED = ("passes/graph", "passes/tensor")
 MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 #: `path : name`, the name with a dot for what a class defines

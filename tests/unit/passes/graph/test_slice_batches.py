@@ -10,7 +10,7 @@ from tilewright.ir import Module
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.memory_headroom import peak_bytes
 from tilewright.passes.estimation.service import ESTIMATOR
-from tilewright.passes.graph.slice_batches import sliced_to
+from tilewright.passes.graph.recompute.slice_batches import sliced_to
 
 H200 = PassContext(target="cuda:sm_90a:h200", estimator=ESTIMATOR)
 #: two convolutions on large images, pooled, and a residual block on small ones behind them

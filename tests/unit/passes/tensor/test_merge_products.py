@@ -7,7 +7,7 @@ import tilewright as tw
 from tilewright.ir import Constants, Level, Module, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.index_sets import is_padded_copy
-from tilewright.passes.graph.kernel_savings import Savings
+from tilewright.passes.graph.products.kernel_savings import Savings
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.pipelines import official_stages

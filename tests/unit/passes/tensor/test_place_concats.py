@@ -13,7 +13,7 @@ from tilewright.frontends import relay
 from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
 from tilewright.passes import pipelines
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.hazards import find_hazards

@@ -12,8 +12,8 @@ from tilewright.costmodel import load_hardware
 from tilewright.ir import Builder, Func, Level, Module, Op, Value
 from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.passes import PassContext, register_pass
-from tilewright.passes.graph.kernel_savings import Savings
-from tilewright.passes.graph.parallel_products import (
+from tilewright.passes.graph.products.kernel_savings import Savings
+from tilewright.passes.graph.products.parallel_products import (
     ProductGroup,
     channel_axis,
     joined_type,

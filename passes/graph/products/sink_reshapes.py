@@ -10,7 +10,7 @@ from tilewright.ir.types import TensorType
 from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
+from tilewright.passes.graph.products.parallel_products import CONVOLUTIONS, PRODUCTS
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 #: ops that begin a kernel which takes elementwise ops along

@@ -9,7 +9,7 @@ from tilewright.ir.nodes import Level, Module
 from tilewright.ir.types import storage_dtype
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.mixed_precision import narrowed
+from tilewright.passes.graph.precision.mixed_precision import narrowed
 
 
 @register_pass(Level.GRAPH, requires={"shapes-known"}, establishes={"shapes-known"})

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tilewright.ir import Block, Builder, Constants, Func, Module, Op, Value
 from tilewright.passes import PassContext
-from tilewright.passes.graph.parallel_products import ProductGroup
+from tilewright.passes.graph.products.parallel_products import ProductGroup
 
 #: steps from the input of a group to ops that are counted with it, and from these to what computes what they
 #: read; concatenations behind convolutions, biases and activations, and their other pieces, take part

@@ -13,7 +13,7 @@ from tilewright.ir.facts import Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.backward_pass import forward_ops, ops_before_boundary
-from tilewright.passes.graph.sum_of_products import joined_values, seconds_beside, summed
+from tilewright.passes.graph.products.sum_of_products import joined_values, seconds_beside, summed
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.values import replace_in_op
 

@@ -14,7 +14,7 @@ from tilewright.ir.nodes import Level, Module, Op, Value
 from tilewright.ir.types import TensorType
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-from tilewright.passes.graph.parallel_products import CONVOLUTIONS
+from tilewright.passes.graph.products.parallel_products import CONVOLUTIONS
 from tilewright.passes.rewriting.rewrite import Pattern, Rewriter, rewrite_module
 
 #: joined groups must be estimated to take at most this share of the time of single ones

@@ -15,7 +15,7 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.memory_headroom import bytes_of
 from tilewright.passes.graph.distribute.pipeline.micro_batches import MicroBatch, micro_batches_of
 from tilewright.passes.graph.distribute.sharding.program import batch_of, with_main
-from tilewright.passes.graph.parallel_products import PRODUCTS
+from tilewright.passes.graph.products.parallel_products import PRODUCTS
 from tilewright.passes.graph.recompute.kernel_view import KernelView, fixed_bytes, kernel_view
 from tilewright.passes.rewriting.dead_ops import live_ops
 
