@@ -19,7 +19,7 @@ from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.hazards import find_hazards
 from tilewright.runtime.plan.json_form import plan_from_json, plan_to_json
 
-RELAY = Path(__file__).parents[3] / "data" / "relay"
+RELAY = Path(__file__).parents[4] / "data" / "relay"
 WITHOUT = pipelines.TENSOR.without("join-concats", "place-concats")
 
 

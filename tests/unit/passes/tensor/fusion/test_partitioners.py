@@ -27,7 +27,7 @@ from tilewright.passes.tensor.fusion.partitioners import (
     sets_of,
 )
 
-NETWORKS = Path(__file__).parents[3] / "data" / "relay"
+NETWORKS = Path(__file__).parents[4] / "data" / "relay"
 CONTEXT = PassContext(
     target="cuda:sm_90a", hardware=load_hardware("cuda:sm_90a"), verify_each=True, reproducer_folder=None
 )
