@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     )
     from tilewright.levels import parse, show, verify
     from tilewright.passes import register_pass
+    from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
     from tilewright.passes.graph.gradients.differentiate import grad
-    from tilewright.passes.graph.set_input_shapes import with_input_shapes
     from tilewright.running.executable import Executable
     from tilewright.running.interpreting import interpret, interpret_step
     from tilewright.running.loading import load
@@ -71,7 +71,7 @@ _HOMES = {
     "tilewright.levels": ("parse", "show", "verify"),
     "tilewright.passes": ("register_pass",),
     "tilewright.passes.graph.gradients.differentiate": ("grad",),
-    "tilewright.passes.graph.set_input_shapes": ("with_input_shapes",),
+    "tilewright.passes.graph.forms.set_input_shapes": ("with_input_shapes",),
     "tilewright.training.step": ("train_step",),
     "tilewright.training.vjp": ("vjp",),
 }

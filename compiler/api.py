@@ -40,8 +40,8 @@ from tilewright.measuring.stream_choice import (
     work_of,
 )
 from tilewright.passes import Instrument, PassContext, run_pipeline
-from tilewright.passes.graph.promote_parameters import promoted
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.promote_parameters import promoted
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.refused_kernels import Choose, built
 from tilewright.request import CompileRequest

@@ -17,7 +17,7 @@ from tilewright.api import compile as compile_module
 from tilewright.devices.targets import resolve_target
 from tilewright.frontends.zoo import build, gpt
 from tilewright.ir import InputError, Module, TilewrightError, WorkError
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.forms.promote_parameters import promoted
 from tilewright.tools.commands.train import prepared
 from tilewright.tools.plots.training import Curve, require_plot, write_curves
 from tilewright.training import losses, optim, schedules

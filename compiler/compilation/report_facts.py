@@ -13,7 +13,7 @@ from tilewright.costmodel.selection.problem import TOLERANCE
 from tilewright.ir import Func, Module, Op, Pairs
 from tilewright.ir.nodes import INFERENCE
 from tilewright.passes.estimation import ESTIMATOR
-from tilewright.passes.graph.choose_algorithms import compared
+from tilewright.passes.graph.products.choose_algorithms import compared
 from tilewright.passes.kernels.decision import is_measured
 
 

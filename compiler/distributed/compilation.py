@@ -26,8 +26,8 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.graph.distribute.sharding.steps import MESSAGE_SECONDS
 from tilewright.passes.graph.distribute.state import refuse_state
-from tilewright.passes.graph.fix_loss_scale import AUTO
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.forms.promote_parameters import promoted
+from tilewright.passes.graph.precision.fix_loss_scale import AUTO
 from tilewright.passes.pipelines import GRAPH, PRECISIONS
 from tilewright.passes.rewriting.run_forms import RunForms, run_forms
 from tilewright.running.executable import Executable

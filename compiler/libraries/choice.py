@@ -34,7 +34,7 @@ from tilewright.measuring.network_replays import (
 from tilewright.measuring.network_validation import Choices, validated
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import bound_of, seconds_of, text_of
-from tilewright.passes.tensor.chains.merge import callee_of
+from tilewright.passes.tensor.joins.merge import callee_of
 from tilewright.tuning.database.records import StoredChoice
 
 T = TypeVar("T")

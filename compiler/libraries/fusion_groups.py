@@ -18,7 +18,7 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.kernels.decision import DECISION, KernelDecision, cost_of, estimate_of, text_of
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
-from tilewright.passes.tensor.chains.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import callee_of, merged, reshapes_filled
 
 #: kernels that attention is looked for in, at most
 MAX_KERNELS = 4

@@ -16,7 +16,7 @@ from tilewright.ir.interpreter.step import initial_state
 from tilewright.ir.nodes import INFERENCE
 from tilewright.passes import run_pipeline
 from tilewright.passes.graph.distribute.pipeline.step_places import StepFlow
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.forms.promote_parameters import promoted
 from tilewright.passes.pipelines import GRAPH, SAVED
 from tilewright.runtime.storage.generations import (
     RECORD_NAME,

@@ -22,9 +22,9 @@ from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.analysis.backward_pass import LOSS, OPTIMIZER
 from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.framework.pipeline import Pipeline
-from tilewright.passes.graph.fix_loss_scale import AUTO, GOOD, SCALE
+from tilewright.passes.graph.forms.promote_parameters import matching_constants, promoted
 from tilewright.passes.graph.gradients.differentiate import backward
-from tilewright.passes.graph.promote_parameters import matching_constants, promoted
+from tilewright.passes.graph.precision.fix_loss_scale import AUTO, GOOD, SCALE
 from tilewright.passes.graph.recompute.choose_saved import CHECKPOINT
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import did_you_mean

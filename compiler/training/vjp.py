@@ -10,8 +10,8 @@ from tilewright.ir.nodes import Block, Func, Level, Module, Value
 from tilewright.ir.types import FLOATS
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.backward_pass import LOSS
+from tilewright.passes.graph.forms.promote_parameters import promoted
 from tilewright.passes.graph.gradients.differentiate import backward
-from tilewright.passes.graph.promote_parameters import promoted
 
 #: the name of what comes back to a single result; to several: `cotangent0`, `cotangent1`, ...
 COTANGENT = "cotangent"

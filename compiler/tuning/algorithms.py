@@ -18,7 +18,7 @@ from tilewright.passes.analysis.convolution_algorithms import OBSTACLES, obstacl
 from tilewright.passes.analysis.memory_headroom import MemoryHeadroom, headroom_of
 from tilewright.passes.estimation.algorithms import Alternative
 from tilewright.passes.estimation.convolution_layers import Layer, layers_of
-from tilewright.passes.graph.choose_algorithms import with_algorithms
+from tilewright.passes.graph.products.choose_algorithms import with_algorithms
 from tilewright.passes.pipelines import compared_algorithms
 from tilewright.tuning.report import check_program
 

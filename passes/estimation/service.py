@@ -13,7 +13,7 @@ from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation.algorithms import alternative, kernels_of, kernels_s
 from tilewright.passes.estimation.outlined import outlined_s, structure_of
 from tilewright.passes.framework.context import AlgorithmCost
-from tilewright.passes.graph.parallel_products import CONVOLUTIONS, PRODUCTS
+from tilewright.passes.graph.products.parallel_products import CONVOLUTIONS, PRODUCTS
 from tilewright.passes.pipelines import ESTIMATES, estimates, partitioned
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from tilewright.devices.targets import resolve_target
 from tilewright.ir import ArrayType, InputError, Module, parse_file
 from tilewright.ir.npz_file import NpzFile
 from tilewright.measuring.budget import budget_seconds
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.running.executable import Executable
 from tilewright.running.loading import load
 from tilewright.running.shaped import ShapedExecutable

@@ -21,7 +21,7 @@ from tilewright.distributed import compile as compile_rank
 from tilewright.distributed.result_output import keep_output_for_results
 from tilewright.ir import InputError, Module
 from tilewright.ir.errors import file_path
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.runtime.communication.mpi import MpiCommunicator
 from tilewright.streaming.training_executable import StreamedStep
 from tilewright.tools.commands.network import choices_of, load_network, require_device

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.ir import InputError, Module
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.streaming.training_compiling import compile_step
 from tilewright.streaming.training_executable import StreamedStep
 from tilewright.tools.commands.network import choices_of

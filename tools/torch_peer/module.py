@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.ir import Block, Func, Module, Op, UnsupportedError, Value
 from tilewright.ir.types import FLOATS
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.graph.promote_parameters import promoted
+from tilewright.passes.graph.forms.promote_parameters import promoted
 from tilewright.tools.torch_peer.fusions import FUSED, FusedCalls
 from tilewright.tools.torch_peer.program import COMBINED, FOLD, Call, combined_calls
 from tilewright.tools.torch_peer.rules import RULES, Rule

@@ -10,7 +10,7 @@ from tilewright.costmodel.cluster.inputs.machine import Cluster
 from tilewright.costmodel.cluster.inputs.network import NetworkModel, network_units, unit_ops
 from tilewright.costmodel.op_work import Rates, op_flops
 from tilewright.ir import Func, InputError, Module, Op
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 
 #: of launches: locations of the ops they come from, and seconds
 Launches = Sequence[tuple[tuple[str, ...], float]]

@@ -24,7 +24,7 @@ from tilewright.passes.graph.distribute.sharding.shards import Shard
 from tilewright.passes.graph.distribute.split_batch import split_batch
 from tilewright.passes.graph.distribute.split_pipeline import split_pipeline
 from tilewright.passes.graph.distribute.split_weights import WeightCuts, with_divided_weights
-from tilewright.passes.graph.fold_constants import fold_constants
+from tilewright.passes.graph.simplification.fold_constants import fold_constants
 from tilewright.passes.rewriting.dead_ops import live_ops
 
 _MESSAGES = frozenset({"graph.send", "graph.recv"})

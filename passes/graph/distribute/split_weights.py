@@ -24,7 +24,7 @@ from tilewright.passes.graph.distribute.sharding.program import (
 )
 from tilewright.passes.graph.distribute.sharding.shards import Shard, scaled
 from tilewright.passes.graph.distribute.sharding.steps import divided_step
-from tilewright.passes.graph.fold_constants import fold_constants
+from tilewright.passes.graph.simplification.fold_constants import fold_constants
 
 #: what ops do whose constant operands are weights
 WEIGHTED = frozenset({Elements.CONTRACTS, Elements.LOOKS_UP})

@@ -1,1 +1,1 @@
-"""What of the forward pass is saved for the backward pass, and what is computed again there."""
+"""What stays in memory: what is saved for the backward pass or computed again there, batches in slices."""

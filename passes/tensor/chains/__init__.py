@@ -1,1 +1,1 @@
-"""Candidates for kernels that compute several contractions or reductions one after another."""
+"""Chains: kernels of several products or sums one after another, whose intermediates are not stored."""

@@ -14,8 +14,8 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.chained.choice import choose_chained
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.candidates import ChainCandidate
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import (
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import (
     callee_of,
     joinable_kernels,
     kernel_of,

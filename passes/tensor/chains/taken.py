@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilewright.ir import Block, Func, Module, Op, Ref, Value
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate
-from tilewright.passes.tensor.chains.merge import callee_of
+from tilewright.passes.tensor.joins.merge import callee_of
 
 
 def disjoint(

@@ -1,1 +1,1 @@
-"""Choice of the order in which the dimensions of each tensor are stored."""
+"""The order in which the dimensions of each value are stored, chosen over the whole network."""

@@ -235,8 +235,6 @@ ONE_PER_SUBJECT = {
     "codegen/emit": "family of ops",
     "passes/lower/rules": "family of ops",
     "passes/graph/gradients/rules": "family of ops",
-    "passes/graph": "pass",
-    "passes/tensor": "pass",
     "tools/arguments": "command",
 }
 

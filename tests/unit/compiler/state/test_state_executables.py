@@ -12,7 +12,7 @@ from tests.unit.compiler.state.test_state_plans import MOMENTUM, module_of
 from tilewright.devices.opening import OpenedDevice
 from tilewright.ir import InputError, UnsupportedError
 from tilewright.ir.interpreter.step import initial_state, interpret_step
-from tilewright.passes.graph.set_input_shapes import with_input_shapes
+from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
 from tilewright.running.stateful import StatefulExecutable
 from tilewright.runtime.errors import DeviceError
 from tilewright.runtime.interface.lazy import LazyArray, ready

@@ -8,7 +8,7 @@ from tests.samples.gradients import check_gradient
 from tilewright.ir import Constants, InputError
 from tilewright.ir.interpreter.lockstep import interpret_ranks
 from tilewright.passes import PassContext, Pipeline, run_pipeline
-from tilewright.passes.graph.training_mode import kept_share, state_names
+from tilewright.passes.graph.forms.training_mode import kept_share, state_names
 
 RNG = np.random.default_rng(0)
 

@@ -20,7 +20,7 @@ from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import estimate_attention
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.pipelines import official_stages
-from tilewright.passes.tensor.chain_kernels import choose_joined
+from tilewright.passes.tensor.chains.chain_kernels import choose_joined
 from tilewright.tuning.kernels.search_space import search_space
 
 H100 = load_hardware("cuda:sm_90a")

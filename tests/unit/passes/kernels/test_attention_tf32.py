@@ -34,8 +34,8 @@ from tilewright.passes.kernels.attention.view import attention_view, reach
 from tilewright.passes.kernels.attention.work import bound_attention
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.weight_order import round_to_tf32
-from tilewright.passes.tensor.chain_kernels import choose_joined
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
+from tilewright.passes.tensor.chains.chain_kernels import choose_joined
 from tilewright.runtime.libraries.cudnn import Cudnn
 from tilewright.tuning.kernels.result_check import tolerance_of
 

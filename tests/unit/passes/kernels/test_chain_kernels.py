@@ -18,7 +18,7 @@ from tilewright.passes.kernels.chain.work import (
     estimate_chain,
     resident_chains,
 )
-from tilewright.passes.tensor.chain_kernels import anchors
+from tilewright.passes.tensor.chains.chain_kernels import anchors
 
 H100 = load_hardware("cuda:sm_90a")
 STAGE = ChainStageWork(2000.0, 8, 1e6, 30000.0, 2.0, 2)

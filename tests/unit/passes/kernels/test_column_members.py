@@ -25,7 +25,7 @@ from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import matrix_space, matrix_space_of, shared_bytes
 from tilewright.passes.kernels.registry import choices_in_order
 from tilewright.passes.kernels.rows.choice import least_rows_s
-from tilewright.passes.tensor.interleave_columns import interleaved
+from tilewright.passes.tensor.joins.interleave_columns import interleaved
 
 H200 = load_hardware("H200")
 

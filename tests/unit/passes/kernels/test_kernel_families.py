@@ -28,7 +28,7 @@ from tilewright.passes.kernels.registry import (
     templates,
 )
 from tilewright.passes.kernels.template import Choices
-from tilewright.passes.tensor.choose_parameters import choose_parameters
+from tilewright.passes.tensor.parameters.choose_parameters import choose_parameters
 from tilewright.tools.irdump.run import read_source_file
 
 ROOT = Path(__file__).parents[4]

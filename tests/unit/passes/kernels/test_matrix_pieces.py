@@ -37,8 +37,8 @@ from tilewright.passes.kernels.matrix.bound import matrix_bound
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.space import MatrixProblem, takes_roles
 from tilewright.passes.kernels.matrix.view import LEAST_STORED_SUM
-from tilewright.passes.tensor import store_pieces
-from tilewright.passes.tensor.store_pieces import _factor, _Product, _reader
+from tilewright.passes.tensor.factors import store_pieces
+from tilewright.passes.tensor.factors.store_pieces import _factor, _Product, _reader
 
 H100 = load_hardware("H100")
 

@@ -28,7 +28,7 @@ from tilewright.ir.float_pieces import SCALE
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.view import LEAST_GROUP_SUM
-from tilewright.passes.tensor.allow_split import LEAST_SUM
+from tilewright.passes.tensor.factors.allow_split import LEAST_SUM
 
 M, N, K = 40, 24, 196
 #: tiles of warps, and of a warpgroup

@@ -22,9 +22,9 @@ from tilewright.passes.kernels.resident.lowering import lower_resident
 from tilewright.passes.kernels.resident.parameters import ResidentParameters
 from tilewright.passes.kernels.resident.view import resident_view
 from tilewright.passes.pipelines import official_stages
-from tilewright.passes.tensor.chains.merge import joinable_kernels
-from tilewright.passes.tensor.chains.recurrences import recurrences
-from tilewright.passes.tensor.join_recurrences import joined
+from tilewright.passes.tensor.joins.join_recurrences import joined
+from tilewright.passes.tensor.joins.merge import joinable_kernels
+from tilewright.passes.tensor.joins.recurrences import recurrences
 from tilewright.passes.thread.cluster_order import check_clusters
 
 H200 = load_hardware("H200")

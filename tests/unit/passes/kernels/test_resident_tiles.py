@@ -22,9 +22,9 @@ from tilewright.passes.kernels.resident_tiles.lowering import lower_resident_til
 from tilewright.passes.kernels.resident_tiles.parameters import TilesParameters
 from tilewright.passes.kernels.resident_tiles.view import tiles_view
 from tilewright.passes.pipelines import official_stages
-from tilewright.passes.tensor.chains.merge import joinable_kernels
-from tilewright.passes.tensor.chains.recurrences import parts_of, recurrences
-from tilewright.passes.tensor.join_recurrences import RECURRENCES, joined
+from tilewright.passes.tensor.joins.join_recurrences import RECURRENCES, joined
+from tilewright.passes.tensor.joins.merge import joinable_kernels
+from tilewright.passes.tensor.joins.recurrences import parts_of, recurrences
 from tilewright.passes.thread.cluster_order import check_clusters
 
 H200 = load_hardware("H200")

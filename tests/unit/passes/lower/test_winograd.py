@@ -9,7 +9,7 @@ from tilewright.compilation.lowering import lower
 from tilewright.devices.targets import resolve_target
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.estimation import ESTIMATOR
-from tilewright.passes.graph.choose_algorithms import ALTERNATIVES
+from tilewright.passes.graph.products.choose_algorithms import ALTERNATIVES
 from tilewright.passes.lower.rules import winograd
 from tilewright.passes.lower.rules.winograd import F2, F4
 

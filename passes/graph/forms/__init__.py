@@ -1,0 +1,1 @@
+"""The form in which a network is compiled: shapes of its inputs, constants that become state, training."""

@@ -1,0 +1,1 @@
+"""Products and convolutions: which of them become one, and how convolutions are computed."""

@@ -1,0 +1,1 @@
+"""Kernels that become one: gates, recurrences, maps of one launch, sums beside what they sum."""
