@@ -18,10 +18,10 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.analysis.memory_headroom import FLOOR_BYTES, MEMORY_BUDGET, peak_bytes
 from tilewright.passes.analysis.row_phases import row_phases
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.tensor.chains.estimates import alone_s
-from tilewright.passes.tensor.chains.merge import callee_of, kernel_of, merged, reshapes_filled
 from tilewright.passes.tensor.fusion.kernel_groups import MAX_ROW_BYTES, SMALL_BYTES
-from tilewright.passes.tensor.order_kernels import calls_before
+from tilewright.passes.tensor.joins.estimates import alone_s
+from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.memory.order_kernels import calls_before
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
