@@ -46,7 +46,7 @@ from tilewright.passes.kernels.attention.term_writer import term_work
 from tilewright.passes.kernels.attention.view import AttentionView
 
 #: registers of a thread beside sums, weights and what is read ahead, as compiled for sm_90a
-_REGISTERS = 28
+_REGISTERS = 32
 #: bytes of an element of the factors, which are of 16 bits
 _BYTES = 2
 

@@ -22,6 +22,7 @@ from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.attention_backward import gradients_in
 from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.libraries.program import program_around
+from tilewright.running.checking import relative_error
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.libraries.attention import AttentionBackwardProblem, AttentionProblem
 from tilewright.runtime.libraries.convolution import Array4
@@ -92,6 +93,10 @@ def test_results_with_logarithms_and_gradients_are_one_call_each(name: str, step
         assert error < 5e-3 * np.linalg.norm(exact_one)
 
 
+#: of the same products in other groups: a last bit of 16 differs where NumPy adds in another order
+SAME = 1e-4
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_programs_around_the_calls_compute_the_same(name: str, steps: dict[str, Module]) -> None:
     module = steps[name]
@@ -100,12 +105,12 @@ def test_programs_around_the_calls_compute_the_same(name: str, steps: dict[str, 
     for a, b in zip(
         run_main(with_fused_kernels(module, [group]), arrays), run_main(module, arrays), strict=True
     ):
-        np.testing.assert_array_equal(a, b)
+        assert relative_error(a, b) < SAME
     given = random_arrays(group.fused)
     wanted = run_main(group.program(), given)
     for call in gradients_in(group.fused):
         for a, b in zip(run_main(program_around(group.fused, call), given), wanted, strict=True):
-            np.testing.assert_array_equal(a.reshape(b.shape), b)
+            assert relative_error(a.reshape(b.shape), b) < SAME
 
 
 def test_a_training_step_takes_both_calls_where_they_are_faster(
@@ -120,7 +125,7 @@ def test_a_training_step_takes_both_calls_where_they_are_faster(
     assert choice.facts["operators"]["cudnn"] == len(templates(module))
     arrays = random_arrays(module.main)
     for a, b in zip(run_main(chosen, arrays), run_main(module, arrays), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert relative_error(a, b) < SAME
     again = LibraryChoice(choice.measurer, progress=False)
     assert library_kernels(again.choose(module)) == library_kernels(chosen)
     slower = LibraryChoice(CudnnMeasurer(2e-4), progress=False)  # type: ignore[arg-type]

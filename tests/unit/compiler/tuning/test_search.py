@@ -239,10 +239,11 @@ def test_both_engines_are_searched_where_tensor_cores_can():
 
 def test_other_kernels_have_the_neighbours_of_the_model_s_choice():
     module = tw.parse(
-        "module @m { graph.func @main(%x: f32[1, 64, 28, 28]) -> f32[1, 64, 28, 28] {"
-        " %0 = graph.exp(%x) : f32[1, 64, 28, 28]"
-        " %1 = graph.softmax(%0, axis = 3) : f32[1, 64, 28, 28]"
-        " graph.return(%1) } }"
+        "module @m { graph.func @main(%x: f32[64, 28, 28], %y: f32[64, 28])"
+        " -> f32[64, 28, 28], f32[64, 28] {"
+        " %0 = graph.exp(%x) : f32[64, 28, 28]"
+        " %1 = graph.softmax(%y, axis = 1) : f32[64, 28]"
+        " graph.return(%0, %1) } }"
     )
     found = []
     lower(module, TARGET, choose=lambda m: found.append(m) or m)

@@ -171,7 +171,7 @@ def test_what_the_model_admits_with_least_to_spare_is_not_serialised(network, st
     points = attention_points(kernel, load_hardware("H200"))
     roles = [p for p in points if isinstance(p.work, RoleWork) and bool(p.plan.blocks) == stays]
     tight = min(roles, key=lambda p: (p.work.registers - p.work.least_registers, p.estimate_s))
-    assert tight.work.registers - tight.work.least_registers < 8
+    assert tight.work.registers - tight.work.least_registers < 16
     lowered = thread_form(Module("m", (kernel,)), with_decision(kernel, parameters=tight.plan))
     binary = compile_cuda(emit_cuda(lowered).source, arch="sm_90a")
     assert not binary.serialised

@@ -11,6 +11,7 @@ from tilewright.passes.graph.products.kernel_savings import Savings
 from tilewright.passes.kernels.matrix.problem import matrix_problem
 from tilewright.passes.kernels.matrix.view import matrix_view
 from tilewright.passes.pipelines import official_stages
+from tilewright.running.checking import relative_error
 
 CTX = PassContext(target="cuda:sm_90a", verify_each=True, reproducer_folder=None)
 RNG = np.random.default_rng(3)
@@ -32,7 +33,7 @@ def merged(module: Module, options: str = "") -> Module:
     out = run_pipeline(module, Pipeline.parse(f"merge-products{options}"), CTX)
     inputs = [RNG.normal(size=p.tensor.shape).astype(np.float32) for p in module.main.params]
     for a, b in zip(tw.interpret(module, *inputs), tw.interpret(out, *inputs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert relative_error(a, b) < 1e-6
     return out
 
 
@@ -168,7 +169,7 @@ def test_on_opencl(make):
     x = RNG.normal(size=module.main.params[0].tensor.shape).astype(np.float32)
     with tw.compile(module, target="opencl", progress=False) as exe:
         (got,) = exe(x)
-    np.testing.assert_allclose(got, tw.interpret(module, x)[0], rtol=1e-4, atol=1e-4)
+    assert relative_error(got, tw.interpret(module, x)[0]) < 1e-5
 
 
 PAIR = """

@@ -14,6 +14,7 @@ from tilewright.ir.tensor.join_ops import layout_in, placed
 from tilewright.ir.types import TensorType
 from tilewright.passes import pipelines
 from tilewright.passes.graph.forms.set_input_shapes import with_input_shapes
+from tilewright.running.checking import relative_error
 from tilewright.runtime.errors import InputError
 from tilewright.runtime.plan.check import validate
 from tilewright.runtime.plan.hazards import find_hazards
@@ -34,7 +35,7 @@ def agree(module, target):
     exe = tw.compile(module, target=target)
     assert find_hazards(exe.plan) == []
     for got, wanted in zip(exe(*values), tw.interpret(module, *values), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-3)
+        assert relative_error(got, wanted) < 1e-5
     return exe
 
 

@@ -7,6 +7,7 @@ import tilewright as tw
 from tilewright.ir import parse
 from tilewright.ir.tensor.ops import dims
 from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.running.checking import relative_error
 
 PASS = "compute-what-is-read"
 
@@ -55,7 +56,7 @@ def same_results(before, after):
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in before.input_types]
     for x, y in zip(tw.interpret(before, *inputs), tw.interpret(after, *inputs), strict=True):
-        assert np.array_equal(x, y)
+        assert relative_error(x, y) < 1e-6  # products of fewer rows may add in another order
 
 
 @pytest.mark.parametrize(
