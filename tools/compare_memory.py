@@ -241,10 +241,8 @@ def _peak_and_kept(cuda: Any, run: Callable[..., Any], inputs: list[Any], before
 
 def _compiled_peak(torch: Any, program: TorchProgram, inputs: list[Any], dtype: str) -> int:
     """Bytes that a warm run of the compiled network allocates, its outputs included."""
-    network, floats = (
-        torch_module(program.module, dtype=dtype, attention=True).to("cuda"),
-        getattr(torch, dtype),
-    )
+    network, floats = torch_module(program.module, dtype=dtype, attention=True), getattr(torch, dtype)
+    network.to("cuda")
 
     def run(*given: Any) -> Any:
         return network(*(x.to(floats) if x.is_floating_point() else x for x in given))

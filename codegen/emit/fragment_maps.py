@@ -85,26 +85,20 @@ def _exp_rows(e: Emission, op: Op) -> None:
         for half in (0, 1):
             name, total = _row(e, largest, i, half), _row(e, sums, i, half)
             first = f"{frag.name}[{_REGISTERS * columns * i + 2 * half} + {_REGISTERS} * j"
-            elements = (f"{first}]", f"{first} + 1]")
-
-            def replaced(
-                top: str, form: str, total: str = total, elements: tuple[str, str] = elements
-            ) -> None:
-                e.line("#pragma unroll")
-                with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
-                    for element in elements:
-                        e.line(f"{element} = {form.format(element, top)};")
-                    e.line(f"{total} += {elements[0]} + {elements[1]};")
-
-            top = e.name("top")
+            elements, top = (f"{first}]", f"{first} + 1]"), e.name("top")
+            finite = f"{name} == __int_as_float(0xff800000) ? 0.0f : {name}"
+            ways = [("else" if op["folded"] else "", finite, apart)]
             if op["folded"]:
                 # Of a large product its rounding is large: of rows that a mask of -1e30 hides it overflows.
-                with e.braces(f"if (fabsf({name}) <= {_FOLDED_UP_TO})"):
-                    e.line(f"const float {top} = {name} * {scale};")
-                    replaced(top, folded)
-            with e.braces("else" if op["folded"] else ""):
-                e.line(f"const float {top} = {name} == __int_as_float(0xff800000) ? 0.0f : {name};")
-                replaced(top, apart)
+                ways.insert(0, (f"if (fabsf({name}) <= {_FOLDED_UP_TO})", f"{name} * {scale}", folded))
+            for condition, subtracted, form in ways:
+                with e.braces(condition):
+                    e.line(f"const float {top} = {subtracted};")
+                    e.line("#pragma unroll")
+                    with e.braces(f"for (int j = 0; j < {columns}; ++j)"):
+                        for element in elements:
+                            e.line(f"{element} = {form.format(element, top)};")
+                        e.line(f"{total} += {elements[0]} + {elements[1]};")
 
 
 def _in_powers_of_two(e: Emission, op: Op) -> str:

@@ -101,8 +101,7 @@ def _precedes_at_index(load: _Access, store: _Access) -> bool:
         return False
     if op["lanes"] != value.lanes or not all(s.name in _PLAIN_SCOPES for s in load.around):
         return False
-    mine, other = _loops(load), _loops(store)
-    if [s.integer("extent") for s in mine] != [s.integer("extent") for s in other]:
+    if _extents(load) != _extents(store):
         return False
     # A variable that a condition around the store bounds is one that the load's conditions bound as well.
     if not _bounds(store).items() <= _bounds(load).items():
@@ -117,12 +116,9 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
         return False
     if not all(s.name in _PLAIN_SCOPES for s in store.around):
         return False
-    value, block, grid = op.operands[0].type, func["block"], func["grid"]
+    value = op.operands[0].type
     assert isinstance(value, ScalarType)
-    assert isinstance(block, int)
-    assert isinstance(grid, tuple)
-    extents: dict[str, int] = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
-    extents |= {"tid": block, **{f"loop.{i}": s.integer("extent") for i, s in enumerate(_loops(store))}}
+    extents = _variables(func, _extents(store))
     ranges = {name: (0, max(0, n - 1)) for name, n in extents.items()}
     from_zero: dict[str, Expr] = {}  # variables that start later, as numbers from 0
     for name, (low, high) in _bounds(store).items():
@@ -144,30 +140,25 @@ def _has_own_elements(func: Func, store: _Access, buffer: Value) -> bool:
 def _keeps_to_own_elements(
     func: Func, loads: Sequence[_Access], stores: Sequence[_Access], written: Value
 ) -> bool:
-    """Whether all accesses are at one index of a thread and iteration, which no load follows a store of."""
+    """Return whether all accesses are at one index of a thread and iteration, and no load follows a store."""
     if not loads or any(a.op.name != "thread.load" for a in loads):
         return False
     scopes = {s.name for a in (*loads, *stores) for s in a.around}
     if "thread.if" not in scopes or not scopes <= _PLAIN_SCOPES:
         return False
-    places = {(a.op.integer("lanes"), _loop_extents(a), _index(a)) for a in loads}
+    places: set[_Place | None] = {(a.op.integer("lanes"), _extents(a), _index(a)) for a in loads}
     for store in stores:
         op = store.op
         if op.name != "thread.store" or op.operands[1] is not written or op.operands[0] is written:
             return False
-        value = op.operands[0].type
-        if not isinstance(value, ScalarType) or op["mask"]:
+        if op["mask"]:
             return False
-        places.add((value.lanes, _loop_extents(store), _index(store)))
-    if len(places) > 1:
+        places.add(_written_at(store))
+    place = places.pop()
+    if places or place is None:
         return False
-    lanes, loops, index = places.pop()
-    block, grid = func["block"], func["grid"]
-    assert isinstance(block, int)
-    assert isinstance(grid, tuple)
-    extents = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
-    extents |= {"tid": block, **{f"loop.{i}": n for i, n in enumerate(loops)}}
-    if not _digits_tell_apart(index, extents, lanes):
+    lanes, loops, index = place
+    if not _digits_tell_apart(index, _variables(func, loops), lanes):
         return False
     return all(load.path < store.path or _exclude(load, store) for load in loads for store in stores)
 
@@ -202,7 +193,7 @@ def _digits(e: Expr, extent: int, divisors: Mapping[Expr, int]) -> Iterator[tupl
 
 
 def _exclude(load: _Access, store: _Access) -> bool:
-    """Whether conditions outside of loops let no thread run both."""
+    """Return whether conditions outside of loops let no thread run both."""
     return any(
         e == other and (high <= low2 or high2 <= low)
         for e, low, high in _outer_conditions(load)
@@ -221,8 +212,13 @@ def _outer_conditions(access: _Access) -> Iterator[tuple[Expr, int, int]]:
                 yield e, low, high
 
 
-def _loop_extents(access: _Access) -> tuple[int, ...]:
-    return tuple(s.integer("extent") for s in _loops(access))
+def _variables(func: Func, loops: Sequence[int]) -> dict[str, int]:
+    """The extents, by name, of what tells threads and iterations of such loops apart."""
+    block, grid = func["block"], func["grid"]
+    assert isinstance(block, int)
+    assert isinstance(grid, tuple)
+    extents = {f"bid.{axis}": int(n) for axis, n in zip("xyz", grid, strict=True)}  # type: ignore[arg-type]
+    return {**extents, "tid": block, **{f"loop.{i}": n for i, n in enumerate(loops)}}
 
 
 def _tell_apart(index: Sequence[Expr], extents: Mapping[str, int], ranges: Ranges, lanes: int) -> bool:
@@ -317,7 +313,7 @@ def _written_at(store: _Access) -> _Place | None:
 
 
 def _extents(access: _Access) -> tuple[int, ...]:
-    return tuple(scope.integer("extent") for scope in access.around)
+    return tuple(loop.integer("extent") for loop in _loops(access))
 
 
 def _index(access: _Access) -> tuple[Expr, ...]:

@@ -68,6 +68,11 @@ class RowPhases:
     kept_uses: Mapping[Value, Uses] = field(default_factory=dict)
 
     @property
+    def walked(self) -> Phase:
+        """The first phase that walks along columns; a kernel of rows has one."""
+        return next(p for p in self.phases if p.columns)
+
+    @property
     def alike(self) -> bool:
         """Return whether all phases with columns walk along the same ones."""
         return len({p.extents() for p in self.phases if p.columns}) == 1
@@ -245,7 +250,7 @@ def _kept_maps(
     least = _words_between(uses, phases, walks, producers, taken)
     while least > 1.0:  # what a map gives takes a register at least
         options = [
-            (_words_between(new, phases, walks, producers, kept), kept)
+            (_words_between(new, phases, walks, producers, kept), kept, new)
             for v, u in uses.items()
             if v in producers
             and v not in taken
@@ -255,12 +260,11 @@ def _kept_maps(
             for kept in [(*taken, v)]
             for new in [_uses(phases, walks, producers, kept)]
         ]
-        words, kept = min(options, key=lambda option: option[0], default=(least, taken))
+        words, kept, new = min(options, key=lambda option: option[0], default=(least, taken, uses))
         if words >= least:
             break
-        uses = _uses(phases, walks, producers, kept)
-        least, taken = words, tuple(v for v in kept if len(_walks_of(uses[v], walks)) > 1)
-        uses = _uses(phases, walks, producers, taken)
+        least, taken = words, tuple(v for v in kept if len(_walks_of(new[v], walks)) > 1)
+        uses = new if taken == kept else _uses(phases, walks, producers, taken)
     return taken
 
 

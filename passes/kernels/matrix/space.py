@@ -588,7 +588,7 @@ def held_registers(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
 
 
 def _sensible(problem: MatrixProblem, space: MatrixSpace) -> npt.NDArray[np.bool_]:
-    """Whether no smaller tile or ring beats a point for sure."""
+    """Return, per point, whether no smaller tile or ring beats it for sure."""
     chunks = chunks_in_order(problem, space)
     keep = (space.stages <= np.maximum(2, chunks)) & (space.m < 2 * max(problem.m, MMA_M))
     keep &= space.n < 2 * max(problem.n, 2 * MMA_N)

@@ -102,7 +102,7 @@ def _staged(
 
 def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     """Return how the rows lie in memory; None where that is unclear."""
-    anchor = next(p for p in phases.phases if p.columns)
+    anchor = phases.walked
     inner, run = phases.run(kernel)
     read = [v for v in phases.uses if v in kernel.params]
     if not inner or not read:
@@ -126,7 +126,7 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
 
 def _asked_bytes(kernel: Func, phases: RowPhases) -> int:
     """Bytes of parameters that all rows' walks ask for, at every place that they read on its own."""
-    anchor = next(p for p in phases.phases if p.columns)
+    anchor = phases.walked
     points = prod(anchor.row_extents()) * prod(anchor.extents())
     walked = [
         itemsize(v.tensor.dtype) * len(found.indices)

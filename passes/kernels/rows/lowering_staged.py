@@ -40,7 +40,7 @@ class _RowsStaged(RowsKept):
     """All columns of a row count as one dimension."""
 
     def check_columns(self) -> None:
-        phase = next(p for p in self.phases if p.columns)
+        phase = self.row_phases.walked
         self.length = prod(phase.extents())
         self.check_vector(self.length)
         source = whole_rows(self.kernel, self.row_phases)
@@ -104,9 +104,7 @@ class _RowsStaged(RowsKept):
         known = dict(self.totals)
         if self.phases[number].columns:
             known[self.source] = self.w.load(self.tile, (self._in_tile(step, v),))
-        for value, buffer in self.kept.items():
-            if self.uses[value].phases[0] < number:
-                known[value] = self.w.b.cast(self.w.load(buffer, (step, v)), value.tensor.dtype)
+        known |= self.held(number, step, v)
         return Points(self.w, known)
 
     def _in_tile(self, step: Expr, v: Expr) -> Expr:

@@ -377,7 +377,7 @@ class RowsKept(RowWalks):
 
     # -- kept values -----------------------------------------------------------------------------------------
     def _alloc(self, v: Value) -> None:
-        phase = next(p for p in self.phases if p.columns)
+        phase = self.row_phases.walked
         dtype = v.tensor.dtype
         if v not in self.w.inputs and dtype in ROUNDED:
             dtype = "f32"  # what a kernel computes is rounded where it is stored to memory
@@ -423,10 +423,15 @@ class RowsKept(RowWalks):
 
     def points(self, number: int, step: Expr, v: Expr) -> Points:
         known = {**self.totals, **{value: self.w.load(b, (v,)) for value, b in self.fetched.items()}}
-        for value, buffer in self.kept.items():
-            if value in self.w.inputs or self.uses[value].phases[0] < number:
-                known[value] = self.w.b.cast(self.w.load(buffer, (step, v)), value.tensor.dtype)
-        return Points(self.w, known)
+        return Points(self.w, {**known, **self.held(number, step, v)})
+
+    def held(self, number: int, step: Expr, v: Expr) -> dict[Value, Value]:
+        """The kept values that are in registers before a phase, at one of its points, in their own types."""
+        return {
+            value: self.w.b.cast(self.w.load(buffer, (step, v)), value.tensor.dtype)
+            for value, buffer in self.kept.items()
+            if value in self.w.inputs or self.uses[value].phases[0] < number
+        }
 
     def keep(self, number: int, points: Points, env: dict[str, Expr], at: Index) -> None:
         for value in self.reused:

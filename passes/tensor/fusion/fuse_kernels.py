@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
@@ -59,28 +59,25 @@ def fuse_kernels(
     main = module.main
     if any(op.name == "tensor.call" for op in main.body.ops):
         return module
-
-    def outlined(part: Partition) -> Module:
-        return _outlined(module, part)
-
     part = partition_by(main, partitioner, ctx, prologues=prologues)
-    whole = outlined(part)
+    whole = _outlined(module, part)
     hardware = ctx.hardware or load_hardware(ctx.target)
-    if not part.spared or isinstance(hardware, CpuHardware) or _trains(main):
+    if share <= 0.0 or not part.spared or isinstance(hardware, CpuHardware) or _trains(main):
         return whole
-    judge = _Judge(hardware, ctx)
     peak = peak_bytes(whole)
     if peak <= above:
         return whole
-    best, most, tried = whole, 0.0, 0.0
+    best, most, tried, whole_s = whole, 0.0, 0.0, 0.0
     for least in sorted({v.tensor.nbytes for v in part.spared}, reverse=True):
         unstored = {v for v in part.spared if v.tensor.nbytes >= least}
-        other = outlined(partition_by(main, partitioner, ctx, prologues=prologues, unstored=unstored))
+        fewer = partition_by(main, partitioner, ctx, prologues=prologues, unstored=unstored)
+        other = _outlined(module, fewer)
         saved = 1 - peak_bytes(other) / peak
         if saved - tried < 1 - share:
             continue  # arrays of this size lower the peak no further
         tried = saved
-        more = max(0.0, judge.seconds(other) / judge.seconds(whole) - 1)
+        whole_s = whole_s or _seconds(whole, hardware, ctx)
+        more = max(0.0, _seconds(other, hardware, ctx) / whole_s - 1)
         if more <= slower and saved - worth * more > most:
             best, most = other, saved - worth * more
     return best
@@ -91,25 +88,18 @@ def _trains(main: Func) -> bool:
     return bool(main.updates) or main.get(LOSS) is not None or main.get(RECOMPUTED) is not None
 
 
-@dataclass
-class _Judge:
-    """The judge of partitions: what all calls take by the model, with the parameters that they would have."""
+def _seconds(module: Module, hardware: Hardware, ctx: PassContext) -> float:
+    """Seconds of all calls of @main by the model, of kernels with the parameters that they would have."""
+    kernels = {f.name: f for f in module.funcs}
+    calls = (op["callee"] for op in module.main.body.ops if op.name == "tensor.call")
+    return sum(_kernel_s(kernels[ref.name], hardware, ctx) for ref in calls if isinstance(ref, Ref))
 
-    hardware: Hardware
-    ctx: PassContext
 
-    def seconds(self, module: Module) -> float:
-        """Seconds of every kernel of @main."""
-        kernels = {f.name: f for f in module.funcs}
-        calls = (op["callee"] for op in module.main.body.ops if op.name == "tensor.call")
-        return sum(self._kernel_s(kernels[ref.name]) for ref in calls if isinstance(ref, Ref))
-
-    def _kernel_s(self, kernel: Func) -> float:
-        def answer() -> float:
-            return parametrised_s(self.ctx.estimator.kernel(kernel, self.ctx), self.hardware)
-
-        question = ("outlined with parameters", kernel_text(kernel), self.hardware, self.ctx.target)
-        return self.ctx.estimator.remembered(question, answer)
+def _kernel_s(kernel: Func, hardware: Hardware, ctx: PassContext) -> float:
+    question = ("outlined with parameters", kernel_text(kernel), hardware, ctx.target)
+    return ctx.estimator.remembered(
+        question, lambda: parametrised_s(ctx.estimator.kernel(kernel, ctx), hardware)
+    )
 
 
 def _outlined(module: Module, part: Partition) -> Module:

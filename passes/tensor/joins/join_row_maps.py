@@ -21,7 +21,7 @@ from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.fusion.kernel_groups import MAX_ROW_BYTES, SMALL_BYTES
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
-from tilewright.passes.tensor.memory.order_kernels import calls_before
+from tilewright.passes.tensor.memory.order_kernels import calls_before, reaches
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})
@@ -143,12 +143,7 @@ class _Search:
 
 def _nothing_waits_longer(followers: Sequence[set[int]], made: int, rows: int) -> bool:
     """Return whether every step that waits for `made` waits for `rows` too, `rows` itself apart."""
-    behind, line = {rows}, [rows]
-    while line:
-        new = followers[line.pop()] - behind
-        behind |= new
-        line += new
-    return followers[made] <= behind
+    return all(step == rows or reaches(followers, rows, step) for step in followers[made])
 
 
 def _maps(kernel: Func) -> bool:

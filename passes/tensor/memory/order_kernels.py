@@ -71,14 +71,14 @@ def calls_before(main: Func, calls: Sequence[Op]) -> list[set[int]]:
     for p, r in main.updates:
         for writer in makers.get(returned[r], ()):
             for reader in readers.get(main.params[p], ()):
-                if reader != writer and not _reaches(followers, writer, reader):
+                if reader != writer and not reaches(followers, writer, reader):
                     after[writer].add(reader)
                     followers[reader].add(writer)
     return after
 
 
-def _reaches(followers: Sequence[set[int]], first: int, last: int) -> bool:
-    """Return whether a step runs before another one in every order."""
+def reaches(followers: Sequence[set[int]], first: int, last: int) -> bool:
+    """Return whether a step runs before another one in every order; followers: of each step, by number."""
     seen, line = {first}, [first]
     while line:
         new = followers[line.pop()] - seen
