@@ -25,7 +25,7 @@ from tilewright.passes.analysis.work.weight_traffic import weights_leave_l2
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.interface.device import Device, LoadedPlan
 from tilewright.runtime.plan.check import validate
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, version_for
 from tilewright.runtime.streams import StreamPlan, choose_plan, plan_streams, replay_time
 from tilewright.runtime.streams.assignment import with_streams
 
@@ -180,7 +180,8 @@ def with_kernels(
         plan = plan.replace(buffers=tuple(buffers.values()), launches=launches, kernels=kernels)
     read = {a for x in plan.launches for a in x.args} | set(plan.outputs)
     used_buffers = tuple(b for b in plan.buffers if b.kind != "constant" or b.name in read)
-    plan = validate(place_arena(plan.replace(buffers=used_buffers)))
+    version = version_for(used_buffers, plan.launches)
+    plan = validate(place_arena(plan.replace(buffers=used_buffers, format_version=version)))
     return NetworkPlan(plan, _constants(plan, constants), base.cold_weights)
 
 
@@ -224,11 +225,9 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _exchanged(old: Launch, new: Launch, renamed: Mapping[str, str]) -> Launch:
+    """The launch of another variant, of which the network keeps the place: arguments, order, stream, origin."""
     args = tuple(renamed.get(b, a) for a, b in zip(old.args, new.args, strict=True))
-    return replace(
-        old, args=args, grid=new.grid, block=new.block, shared_bytes=new.shared_bytes, writes=new.writes,
-        in_place=new.in_place,
-    )  # fmt: skip
+    return replace(new, args=args, deps=old.deps, stream=old.stream, origin=old.origin)
 
 
 def _constants(plan: ExecutionPlan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -142,6 +142,26 @@ def test_a_plan_with_other_kernels_is_the_plan_of_other_parameters(resnet):
     assert all(exchanged.constants[n] is base.constants[n] for n in shared)
 
 
+def test_a_kernel_with_tensor_maps_is_exchanged_with_them():
+    target, found = resolve_target("cuda:sm_90a"), []
+    dense = tw.parse(
+        "module @m { graph.func @main(%x: f16[2048, 2048], %w: f16[2048, 2048]) -> f16[2048, 2048] {"
+        " %0 = graph.dense(%x, %w) : f16[2048, 2048] graph.return(%0) } }"
+    )
+    lower(dense, target, precision="fp16", choose=lambda m: found.append(m) or m)
+    (module,) = found
+    (kernel,) = (f for f in module.funcs if f is not module.main)
+    base = network_plan(module, target)
+    kinds = set()
+    for variant in contract_candidates(kernel, target.hardware, 6):
+        exchanged = with_kernels(base, module, {kernel.name: variant}, target).plan
+        whole = network_plan(module.with_funcs((variant, module.main)), target).plan
+        assert exchanged.launches == whole.launches
+        assert exchanged.format_version == whole.format_version
+        kinds.add(whole.launches[0].maps)
+    assert () in kinds and len(kinds) > 2  # with maps of several boxes, and without
+
+
 def test_replays_in_turns_on_a_device():
     module = tw.parse(
         "module @m { graph.func @main(%x: f32[4, 32], %w: f32[48, 32]) -> f32[4, 48] {"
