@@ -27,5 +27,7 @@ REGISTER_UNIT = 8
 #: registers that a thread may be given (PTX: setmaxnreg), and those of a multiprocessor (capability 5 to 9)
 MOST_REGISTERS = 256
 REGISTERS_PER_SM = 65_536
+#: bytes of one instruction, compute capability 7 and later (CUDA Binary Utilities)
+INSTRUCTION_BYTES = 16
 #: exponentials per multiprocessor and cycle: throughput of arithmetic instructions, compute capability 7 to 9
 EXPONENTIALS_PER_SM_PER_CLK = 16

@@ -147,7 +147,7 @@ place-barriers
 #: accesses; only launches on a GPU overlap, and the passes for that leave kernels of GPUs that cannot alone
 THREAD: Mapping[str, Pipeline] = {
     "cuda": _THREAD.replace("vectorise", "vectorise{max_bytes=16}")
-    + Pipeline.parse("delay-stores, overlap-launches, relay-launches"),
+    + Pipeline.parse("load-ahead, delay-stores, overlap-launches, relay-launches"),
     "opencl": _THREAD.replace("vectorise", "vectorise{max_bytes=64, registers=true}"),
 }
 

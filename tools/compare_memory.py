@@ -8,6 +8,7 @@ else only estimated. Replays are measured with `--target cuda` on a GPU, else th
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import statistics
@@ -204,6 +205,7 @@ def torch_peaks(program: TorchProgram, precision: str = "fp32") -> dict[str, Any
     torch.backends.cudnn.benchmark = False
     arrays, dtype = _inputs_of(program.module), _FLOATS[precision]
     cuda = torch.cuda
+    gc.collect()  # weights of a network before would count as what is there, and leave while this one runs
     with torch.no_grad():
         torch.zeros(1, device="cuda")
         run = program.function(torch, "cuda", dtype)

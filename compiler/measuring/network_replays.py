@@ -225,7 +225,7 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _exchanged(old: Launch, new: Launch, renamed: Mapping[str, str]) -> Launch:
-    """The launch of another variant, of which the network keeps the place: arguments, order, stream, origin."""
+    """The launch of another variant in the place of the old one, with its arguments, order and stream."""
     args = tuple(renamed.get(b, a) for a, b in zip(old.args, new.args, strict=True))
     return replace(new, args=args, deps=old.deps, stream=old.stream, origin=old.origin)
 

@@ -89,6 +89,14 @@ class MatrixCoefficients:
     tail_instructions: float
     #: the same of a vector that a warp by roles lays down out of its fragments, where threads store none
     laid_instructions: float
+    #: instructions in the text of a warp that lays down a vector: by themselves, for each operation of the
+    #: tail on an element, and for each that neighbours share
+    laid_code: float
+    tail_code: float
+    shared_code: float
+    #: bytes of such text that a multiprocessor keeps, and that a warp is given per cycle where there is more
+    code_bytes: float
+    code_bytes_per_clk: float
     #: warps per scheduler that hide one another's latency in the epilogue
     tail_warps: float
     #: cycles until further operands of results are there, and vectors of a thread that wait together

@@ -301,6 +301,12 @@ class _Blocks:
         self.env.pop(op["var"].name, None)
         self.values.update(zip(op.results, carried, strict=True))
 
+    def role(self, op: Op, active: np.ndarray) -> None:
+        """A role of all threads; several, which run side by side, are not interpreted."""
+        if op["warps"] * WARP != self.each:
+            raise KernelFault("roles beside each other are not interpreted")
+        self.block(op.body, active)
+
     def __getattr__(self, name: str):
         if name == "if":  # a keyword, so it cannot be a method
             return self.branch

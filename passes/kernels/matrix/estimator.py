@@ -9,6 +9,7 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.geometry import ceil_div, resident_blocks
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir.hardware_facts import (
+    INSTRUCTION_BYTES,
     LDMATRIX_BYTES,
     LINE_BYTES,
     MMA_M,
@@ -311,6 +312,7 @@ def _whole_epilogue_clk(
     wait = vectors / warps / together * latency
     if problem.tail_bytes:
         clk = clk + wait
+    clk = clk + np.where(laid & space.by_roles, _code_clk(problem, space, hardware), 0.0)
     if summed is not None:
         # The threads of a tile meet before its parts are combined, and before the next tile's sums begin.
         clk = clk + 2.0 * hardware.rows.barrier_clk
@@ -319,6 +321,21 @@ def _whole_epilogue_clk(
         # What sums alone read is asked for when results are laid down, and waited for once more.
         clk = clk + summed.further * wait
     return np.asarray(clk)
+
+
+def _code_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
+    """Cycles in which a team waits for the instructions that lay its results down; 0 where the multiprocessor
+    keeps them.
+
+    Sums lie in registers, so their results are written one after the other in the text, and each team has a
+    text of its own. Where these do not fit the cache of instructions together, every tile brings the text of
+    its team anew, since what comes round in turns is always what was there the longest.
+    """
+    fit, summed = hardware.matrix, problem.summed
+    work = problem.tail_work + (summed.laid_work if summed is not None else 0.0)
+    each = fit.laid_code + fit.tail_code * work + fit.shared_code * problem.tail_shared
+    own = space.m * space.n / (LANES * WARP) / space.team_warps * each * INSTRUCTION_BYTES
+    return np.asarray(np.where(own * space.teams > fit.code_bytes, own / fit.code_bytes_per_clk, 0.0))
 
 
 def _copied_by_threads(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:

@@ -159,7 +159,8 @@ def test_a_kernel_with_tensor_maps_is_exchanged_with_them():
         assert exchanged.launches == whole.launches
         assert exchanged.format_version == whole.format_version
         kinds.add(whole.launches[0].maps)
-    assert () in kinds and len(kinds) > 2  # with maps of several boxes, and without
+    assert () in kinds
+    assert len(kinds) > 2  # boxes of several sizes, and no maps at all
 
 
 def test_replays_in_turns_on_a_device():

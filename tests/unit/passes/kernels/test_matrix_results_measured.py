@@ -34,7 +34,8 @@ class Timed:
     """A product of 16 bits: rows, columns, channel, taps; millions of bytes of what results are computed
     from besides, of these together with results, and of the first factor; its tile with stages, warps and
     teams, without these where all warps do the same; sums, and how many rows a part has; microseconds of a
-    launch in a recorded replay. work: instructions of a result, but of gradients."""
+    launch in a recorded replay. work: instructions of a result, but of gradients; shared: those of a vector
+    that its results share."""
 
     sizes: tuple[int, int, int, int]
     megabytes: tuple[float, float, float]
@@ -45,6 +46,7 @@ class Timed:
     sums: str = ""
     part: int = 64
     work: float = 1.5
+    shared: float = 0.0
 
 
 #: of the training step of ResNet-50 in bf16 at batch 64: apart
@@ -95,7 +97,25 @@ ALONE = (
     Timed((65536, 1024, 128, 1), (0, 1.1, 16.8), (128, 128, 64, 2), (8, 1), 0, 75.7, "maxima", 128, 2.5),
     Timed((16384, 768, 768, 1), (0, 0.4, 25.2), (128, 128, 64, 5), (4, 1), 2, 29.6, "means", 128, 2.5),
 )
-#: the second and the last of these, where threads bring sums into rows
+#: results that take so many instructions that two teams' text exceeds the cache of instructions: a gradient of
+#: GELU with dropout and sums of columns, and dropout whose words are drawn
+LONG = (
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 128, 64, 5), (4, 1), 2, 277.1, work=49.0),
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 96, 64, 5), (4, 1), 2, 260.0, work=49.0),
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (256, 64, 64, 4), (4, 1), 2, 295.5, work=49.0),
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (256, 48, 64, 4), (4, 1), 2, 361.1, work=49.0),
+    Timed(
+        (12288, 4096, 1024, 1), (0, 151.0, 25.2), (128, 128, 64, 5), (4, 1), 2, 278.0, work=8.0, shared=43.5
+    ),
+)
+#: the same gradient where smaller tiles, or warpgroups that share one tile and a text, keep it small; and GELU
+SHORT = (
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 64, 64, 5), (4, 1), 2, 181.7, work=49.0),
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 256, 64, 3), (8, 1), 1, 171.6, work=49.0),
+    Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (256, 128, 64, 3), (8, 1), 1, 173.9, work=49.0),
+    Timed((8192, 4096, 1024, 1), (33.5, 100.7, 16.8), (128, 128, 64, 5), (4, 1), 2, 124.6, work=29.0),
+)
+#: the second and the last of those that are not stored, where threads bring sums into rows
 BY_THREADS = ((ALONE[1], 86.5), (ALONE[3], 33.4))
 
 
@@ -108,7 +128,7 @@ def problem_of(timed: Timed) -> MatrixProblem:
     return MatrixProblem(
         1, m, n, channel, taps, 2, first, 2 * n * channel * taps, results, fetched=1.0 if taps == 1 else 0.93,
         tail_work=6.5 if timed.sums == "gradients" else timed.work, tail_bytes=tail, boxes=True,
-        summed=summed, laid=laid,
+        tail_shared=timed.shared, summed=summed, laid=laid,
     )  # fmt: skip
 
 
@@ -144,6 +164,16 @@ def test_what_is_never_stored_is_estimated_in_the_measured_order():
     for timed, us in BY_THREADS:
         assert estimate_us(timed, laid=False) > 1.05 * estimate_us(timed)
         assert estimate_us(timed, laid=False) == pytest.approx(us, rel=0.12)
+
+
+@pytest.mark.parametrize("times", [LONG, SHORT], ids=["long", "short"])
+def test_text_beyond_the_cache_of_instructions_takes_time(times):
+    assert np.abs(log_errors(times)).max() < 0.25, log_errors(times)
+    kept = replace(H200, matrix=replace(H200.matrix, code_bytes=np.inf))
+    for timed in times:
+        space = matrix_space_of(point(timed))
+        found, without = (estimate_matrix(problem_of(timed), space, h)[0] for h in (H200, kept))
+        assert found > 1.5 * without if times is LONG else found == without
 
 
 def test_results_are_laid_down_where_the_ring_keeps_its_stages():
