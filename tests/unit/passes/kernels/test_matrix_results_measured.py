@@ -97,7 +97,7 @@ ALONE = (
     Timed((65536, 1024, 128, 1), (0, 1.1, 16.8), (128, 128, 64, 2), (8, 1), 0, 75.7, "maxima", 128, 2.5),
     Timed((16384, 768, 768, 1), (0, 0.4, 25.2), (128, 128, 64, 5), (4, 1), 2, 29.6, "means", 128, 2.5),
 )
-#: results that take so many instructions that two teams' text exceeds the cache of instructions: a gradient of
+#: results that take so many instructions that the text of two teams exceeds the cache of these: a gradient of
 #: GELU with dropout and sums of columns, and dropout whose words are drawn
 LONG = (
     Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 128, 64, 5), (4, 1), 2, 277.1, work=49.0),
@@ -108,7 +108,7 @@ LONG = (
         (12288, 4096, 1024, 1), (0, 151.0, 25.2), (128, 128, 64, 5), (4, 1), 2, 278.0, work=8.0, shared=43.5
     ),
 )
-#: the same gradient where smaller tiles, or warpgroups that share one tile and a text, keep it small; and GELU
+#: the same gradient where smaller tiles, or warpgroups that share a tile and a text, keep it small; and GELU
 SHORT = (
     Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 64, 64, 5), (4, 1), 2, 181.7, work=49.0),
     Timed((8192, 4096, 1024, 1), (100.7, 167.8, 16.8), (128, 256, 64, 3), (8, 1), 1, 171.6, work=49.0),
