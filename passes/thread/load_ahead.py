@@ -187,9 +187,7 @@ class _Nest:
         later = {load.op: buffer for load, buffer in zip(following.loads, buffers, strict=True)}
         loads = [o for x in inner.ops for o in _pruned(x, later, tuple(loops))]
         own = [loop_variable(o) for o in (self.op, *_only_loops(self.op))]
-        names: dict[str, Expr] = {
-            loop_variable(o): Sym(name) for o, name in zip(loops, own, strict=True)
-        }
+        names: dict[str, Expr] = {loop_variable(o): Sym(name) for o, name in zip(loops, own, strict=True)}
         return _appended(op, len(loops), [_renamed(o, names) for o in loads])
 
 
