@@ -87,7 +87,9 @@ class MatrixCoefficients:
     result_instructions: float
     further_set_share: float
     tail_instructions: float
-    #: the same of a vector that a warp by roles lays down out of its fragments, where threads store none
+    #: the same per instruction whose outcome several results share, as the words of a call of random bits
+    tail_shared_instructions: float
+    #: slots of a vector that a warp by roles lays down out of its fragments, where threads store none
     laid_instructions: float
     #: instructions in the text of a warp that lays down a vector: by themselves, for each operation of the
     #: tail on an element, and for each that neighbours share

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from math import inf
 
 from tilewright.ir import Expr, Op, Sym
 from tilewright.ir.expr import substitute, symbols
@@ -16,6 +17,10 @@ from tilewright.ir.tensor.ops import dims, ranges_of, reads
 
 #: neighbours along the last dimension that one thread has at most
 MOST_NEIGHBOURS = 16
+#: neighbouring results of a thread, and those where they share much of their work
+LANES, LONG_LANES = 4, 8
+#: neighbours of a row of a fragment that a thread has
+FRAGMENT_COLUMNS = 2
 _FREE = frozenset({"scalar.yield", "scalar.const"})
 #: whole numbers that fill one or two registers: between them a cast is another name
 _WHOLE = frozenset({"i32", "u32", "i64", "u64"})
@@ -23,8 +28,6 @@ _WIDE = frozenset({"i64", "u64"})
 _REGISTER_BITS = 32
 _BITWISE = frozenset({"scalar.bit_and", "scalar.bit_or", "scalar.bit_xor"})
 
-#: neighbouring results of a thread, and those where they share much of their work
-LANES, LONG_LANES = 4, 8
 #: cycles by which shared memory serves a vector of four sums later where threads have eight: two of a warp
 #: meet in each bank
 _CONFLICT_CLK = 4
@@ -34,7 +37,9 @@ def shared_work(op: Op) -> Mapping[int, int]:
     """Scalar ops of a map's body by the number of neighbours that share their results, where it is above 1.
 
     Numbers are powers of two up to MOST_NEIGHBOURS. Aligned groups of so many indices of the last dimension
-    find the same results.
+    find the same results. Where some also follow from the place in a group of up to LONG_LANES alone, as the
+    choice among the words of a call does, they count once for the group: the compiler knows them in threads
+    that have it.
     """
     if op.name != "tensor.map" or op.body is None:
         return {}
@@ -43,17 +48,24 @@ def shared_work(op: Op) -> Mapping[int, int]:
     if not last:
         return {}
     shared: dict[object, int] = {}
+    #: neighbours from whose place in their group a value follows
+    known: dict[object, float] = {}
     for parameter, at in zip(op.body.params, reads(op), strict=True):
         shared[parameter] = min((_sharing(op, e, last, par[last]) for e in at), default=MOST_NEIGHBOURS)
     found: Counter[int] = Counter()
     free = free_ops(op)
     for o in op.body.ops:
         sharing = min((shared[v] for v in o.operands), default=MOST_NEIGHBOURS)
+        group = max((known.get(v, inf) for v in o.operands), default=1)
         if o.name == "scalar.index":
             sharing = _sharing(op, o["at"], last, par[last])  # type: ignore[arg-type]
+            group = _group(op, o["at"], last, par[last])  # type: ignore[arg-type]
         shared.update(dict.fromkeys(o.results, sharing))
+        known.update(dict.fromkeys(o.results, group))
+        if o.name == "scalar.select":
+            group = known.get(o.operands[0], inf)  # the value that is chosen has another name then
         if sharing > 1 and o not in free:
-            found[sharing] += 1
+            found[max(sharing, int(group)) if group <= LONG_LANES else sharing] += 1
     return found
 
 
@@ -101,13 +113,23 @@ def _sharing(op: Op, e: Expr, last: str, extent: int) -> int:
         return MOST_NEIGHBOURS
     n = MOST_NEIGHBOURS
     while n > 1:
-        if extent % n == 0:
-            group, within = f"{last}.group", f"{last}.within"
-            ranges = {**ranges_of(op), group: (0, extent // n - 1), within: (0, n - 1)}
-            if within not in symbols(simplify(substitute(e, {last: Sym(group) * n + Sym(within)}), ranges)):
-                return n
+        if extent % n == 0 and last not in _symbols_in_groups(op, e, last, n):
+            return n
         n //= 2
     return 1
+
+
+def _group(op: Op, e: Expr, last: str, extent: int) -> float:
+    """The least number of neighbours in whose groups an index follows from the place in the group alone."""
+    sizes = (1 << i for i in range(LONG_LANES.bit_length()))
+    return next((n for n in sizes if extent % n == 0 and _symbols_in_groups(op, e, last, n) <= {last}), inf)
+
+
+def _symbols_in_groups(op: Op, e: Expr, last: str, n: int) -> set[str]:
+    """What an index depends on by groups of n neighbours: `last` is the place of one in its group here."""
+    group = f"{last}.group"
+    ranges = {**ranges_of(op), group: (0, dims(op, "par")[last] // n - 1), last: (0, n - 1)}
+    return set(symbols(simplify(substitute(e, {last: Sym(group) * n + Sym(last)}), ranges)))
 
 
 def lanes_of(ops: Sequence[Op]) -> int:

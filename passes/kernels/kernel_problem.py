@@ -294,11 +294,14 @@ def _reading_results(kernel: Func) -> int:
 
 
 def _gathers(op: Op) -> int:
-    """Reads of an op elsewhere than where its point is, or that may lie outside their operand."""
+    """Reads of an op elsewhere than where its point is, or that may lie outside their operand.
+
+    What all points read at one place, such as the words of a seed, a thread has once: it is no gather.
+    """
     placed = placed_reads(op)
     filled = fills(op) if op.name == "tensor.map" else ()
     moved = [any(not _beside(e) and n > 1 for e, n in zip(at, v.tensor.shape, strict=True))
-             for v, at in placed]  # fmt: skip
+             and bool(_mentioned(at)) for v, at in placed]  # fmt: skip
     checked = [fill is not None for fill in filled or (None,) * len(placed)]
     data = len(op.operands) - len(placed)
     return data + sum(m or c for m, c in zip(moved, checked, strict=True))

@@ -20,7 +20,7 @@ from tilewright.ir.hardware_facts import (
 )
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.thread.warpgroup_ops import TURNED_WORDS
-from tilewright.passes.analysis.shared_work import LANES
+from tilewright.passes.analysis.shared_work import FRAGMENT_COLUMNS, LANES
 from tilewright.passes.kernels.matrix.bound import tensor_flops_per_s, tensor_fma
 from tilewright.passes.kernels.matrix.parameters import SPLIT_SLOTS, TURNED_SLOTS
 from tilewright.passes.kernels.matrix.space import (
@@ -47,9 +47,6 @@ from tilewright.passes.kernels.matrix.space import (
     tiles_of,
     two_at_a_time,
 )
-
-#: neighbours of a row of a fragment that a thread has
-FRAGMENT_COLUMNS = 2
 
 
 def estimate_matrix(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware) -> FloatArray:
@@ -298,7 +295,10 @@ def _whole_epilogue_clk(
     vectors = space.m * space.n / (LANES * WARP)
     stored = fit.result_instructions * (1.0 + fit.further_set_share * (space.warps_k - 1))
     each = np.where(laid, fit.laid_instructions, stored) + fit.tail_instructions * problem.tail_work
-    each = each + problem.tail_shared
+    # Threads have as many neighbours of what they store as share a call of random words, but pairs of what
+    # they lay down: these repeat the call for every pair.
+    shared = np.where(laid, problem.tail_paired, problem.tail_shared)
+    each = each + fit.tail_shared_instructions * shared
     if summed is not None:
         each = each + np.where(laid, summed.laid_work, summed.vector_work)
     warps = space.team_warps
@@ -333,7 +333,7 @@ def _code_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware)
     """
     fit, summed = hardware.matrix, problem.summed
     work = problem.tail_work + (summed.laid_work if summed is not None else 0.0)
-    each = fit.laid_code + fit.tail_code * work + fit.shared_code * problem.tail_shared
+    each = fit.laid_code + fit.tail_code * work + fit.shared_code * problem.tail_paired
     own = space.m * space.n / (LANES * WARP) / space.team_warps * each * INSTRUCTION_BYTES
     return np.asarray(np.where(own * space.teams > fit.code_bytes, own / fit.code_bytes_per_clk, 0.0))
 

@@ -18,6 +18,7 @@ from tilewright.ir.thread.tensor_maps import UNIT_BYTES
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.shared_work import (
+    FRAGMENT_COLUMNS,
     LANES,
     MOST_NEIGHBOURS,
     free_ops,
@@ -42,6 +43,9 @@ from tilewright.passes.kernels.writing.engine_results import ROW_BYTES, Tiling, 
 
 #: bytes of results that the copy engine writes
 RESULT_BYTES = 2
+#: instructions per vector of LANES results that pairs may repeat of what neighbours share: sums in rows take
+#: some eight issue slots more a vector than pieces of fragments, and such an instruction not quite one
+MOST_REPEATED = 10
 #: biases and the like: they stay in the caches
 MOST_SMALL_BYTES = 100_000
 
@@ -64,7 +68,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
     at = kernel.body.ops.index(view.op)
     before, after = kernel.body.ops[:at], point_ops(kernel, view.op)
     sums, members = column_sums(kernel, view), view.sums_of_result
-    tail_work, tail_shared = (work / members for work in result_work(after))
+    tail_work, tail_shared, tail_paired = (work / members for work in result_work(after))
     return MatrixProblem(
         batch=view.size(view.batch),
         m=view.size(view.rows),
@@ -87,12 +91,13 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
         head_work=0.0 if view.stored else _work(before),
         tail_work=tail_work,
         tail_shared=tail_shared,
+        tail_paired=tail_paired,
         tail_bytes=large_bytes(kernel, after),
         split=may_split(view.op),
         promotes=view.promotes,
         summed=None if sums is None else _summed(kernel, sums, after),
         members=members,
-        laid=laid_results(kernel, view, sums),
+        laid=None if tail_paired - tail_shared > MOST_REPEATED else laid_results(kernel, view, sums),
         boxes=comes_in_boxes(view, 0) and (packs_boxes(kernel, view, size) or comes_in_boxes(view, 1)),
     )
 
@@ -167,13 +172,14 @@ def _work(ops: Sequence[Op]) -> float:
     return instructions(inner.name for op in ops if op.body is not None for inner in walk(op.body))
 
 
-def result_work(ops: Sequence[Op]) -> tuple[float, float]:
-    """Instructions per result, and those per vector of LANES results that these share.
+def result_work(ops: Sequence[Op]) -> tuple[float, float, float]:
+    """Instructions per result, and those per vector of LANES results that these share: in threads that have
+    whole vectors of neighbours, and in those that have the pairs of a fragment.
 
     Ops that several neighbours share count once for them, and what renames registers not at all, where there
     is a call of several results; others count for each result, as they did in what the model was fitted to.
     """
-    each = shared = 0.0
+    each = shared = paired = 0.0
     for op in ops:
         if op.body is None:
             continue
@@ -184,7 +190,8 @@ def result_work(ops: Sequence[Op]) -> tuple[float, float]:
         each += instructions(inner.name for inner in op.body.ops if inner not in free)
         each -= sum(shared_work(op).values())
         shared += LANES * shared_instructions([op], lanes_of(ops))
-    return max(0.0, each), shared
+        paired += LANES * shared_instructions([op], FRAGMENT_COLUMNS)
+    return max(0.0, each), shared, paired
 
 
 def large_bytes(kernel: Func, ops: Sequence[Op]) -> int:

@@ -211,14 +211,15 @@ class MatrixProblem:
     first_stride, second_stride: bytes between what neighbouring threads read, 0 where it lies side by side.
     first_rows, second_rows: whether a tile holds rows of the channel of a factor, else columns.
     head_work, tail_work: instructions per element of a computed factor and per result beside the product.
-    tail_shared: instructions for every four results whose outcome these share with neighbours.
+    tail_shared, tail_paired: instructions for every four results whose outcome these share with neighbours,
+    of threads that have whole vectors of these and of those that have the pairs of a fragment.
     tail_bytes: what results are computed from besides, beyond a few values per row or column. split: float32
     factors are multiplied in pieces of bfloat16, else rounded to TF32. boxes: whether the copy engine
     can bring tiles of both factors. promotes: factors are 8-bit floats, whose sums
     warpgroups add chunk by chunk. summed: sums of columns that are taken besides. members: sums from which
-    each result is computed, whose columns a warp has; tail_work and tail_shared are of sums then, too: the
-    share of each in what its result takes. laid: what warps by roles lay down where they need not bring sums
-    into rows. handed: the first factor is in registers already, as what another
+    each result is computed, whose columns a warp has; tail_work, tail_shared and tail_paired are of sums
+    then, too: the share of each in what its result takes. laid: what warps by roles lay down where they need
+    not bring sums into rows. handed: the first factor is in registers already, as what another
     product of the kernel has finished; nothing of it is `fetched` then.
     """
 
@@ -243,6 +244,7 @@ class MatrixProblem:
     head_work: float = 0.0
     tail_work: float = 0.0
     tail_shared: float = 0.0
+    tail_paired: float = 0.0
     tail_bytes: int = 0
     split: bool = False
     boxes: bool = False

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from math import inf
 
 from tilewright.costmodel import load_hardware
+from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Func, InputError, Value
 from tilewright.passes import PassContext
 from tilewright.passes.tensor.fusion.costs import KernelCosts, anchor_of
 from tilewright.passes.tensor.fusion.covers import Cover, algorithm1, cheapest_partition
+from tilewright.passes.tensor.fusion.drawn_apart import draws_apart
 from tilewright.passes.tensor.fusion.kernel_groups import KernelGroup, Partition, in_order, partition
 from tilewright.passes.tensor.fusion.legality import candidates
 from tilewright.passes.tensor.fusion.maximal import maximal_sets, sums_first
@@ -44,7 +46,9 @@ def partition_by(
     if name not in PARTITIONERS:
         raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
     if name in ("rules", "none"):
-        return partition(func, fuse=name == "rules", prologues=prologues, unstored=unstored)
+        part = partition(func, fuse=name == "rules", prologues=prologues, unstored=unstored)
+        hardware = ctx.hardware or load_hardware(ctx.target)
+        return draws_apart(part, func, hardware, ctx) if isinstance(hardware, GpuHardware) else part
     if name == "maximal":
         graph = OpGraph(func)
         part = as_partition(graph, maximal_sets(graph))

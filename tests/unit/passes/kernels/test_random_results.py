@@ -13,7 +13,8 @@ from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.analysis.shared_work import LANES, LONG_LANES, lanes_of
 from tilewright.passes.kernels.decision import with_parameters
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters, MatrixTile, Warps
-from tilewright.passes.kernels.matrix.problem import result_work
+from tilewright.passes.kernels.matrix.problem import laid_results, matrix_problem, result_work
+from tilewright.passes.kernels.matrix.view import matrix_view
 
 TEXT = """module @m { graph.func @main(%x: f16[64, 64], %w: f16[64, 64]) -> f16[64, 64] {
   %0 = graph.dense(%x, %w) : f16[64, 64]
@@ -58,12 +59,22 @@ def test_threads_have_the_neighbours_of_a_call(how):
 
 def test_what_neighbours_share_counts_once():
     after = dropped()[2].body.ops[1:-1]
-    each, shared = result_work(after)
+    each, shared, paired = result_work(after)
     assert lanes_of(after) == LONG_LANES
-    assert each < 20 < shared < 60  # a call is some 80 instructions, of which four results are half
+    assert each < 20 < shared < 60  # a call is some 70 instructions, of which four results are half
+    assert paired == 4 * shared  # pairs of fragments need a call each
     plain = after[:1]
     assert lanes_of(plain) == LANES
-    assert result_work(plain)[1] == 0
+    assert result_work(plain)[1:] == (0, 0)
+
+
+def test_products_that_draw_lay_no_results_down_out_of_fragments():
+    """Four threads with pairs would make the call that one with a vector makes."""
+    _, _, product = dropped()
+    contract = product.body.ops[0]
+    view = matrix_view(product, contract)
+    assert matrix_problem(product, view).laid is None
+    assert laid_results(product, view, None) is not None
 
 
 @pytest.mark.emulator
