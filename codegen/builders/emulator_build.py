@@ -18,10 +18,11 @@ from tilewright.codegen.builders.cache import BinaryCache, cache_key
 
 HEADERS = ("emulator.h", "emulator_engine.h", "emulator_channels.h", "emulator_job.h")
 COMPILERS = ("c++", "g++", "clang++")
-COMMON_FLAGS = ("-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-pthread")
-#: array bounds and vector alignment are checked by handlers of the engine, so no sanitizer library is linked
-KERNEL_FLAGS = ("-fPIC", "-shared", "-fsanitize=bounds,alignment", "-fno-sanitize-recover=all")
-ENGINE_FLAGS = ("-rdynamic",)
+COMMON_FLAGS = ("-std=c++17", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-pthread")
+#: Array bounds and vector alignment are checked by handlers of the engine, so no sanitizer library is linked.
+#: `-Og` builds a kernel in four fifths of the time of `-O1`, and few kernels run longer than they are built.
+KERNEL_FLAGS = ("-Og", "-fPIC", "-shared", "-fsanitize=bounds,alignment", "-fno-sanitize-recover=all")
+ENGINE_FLAGS = ("-O1", "-rdynamic")
 #: without the library of C++, which the engine brings: linking it to each kernel takes a tenth of a build
 KERNEL_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 #: fills local arrays with a pattern before use; older compilers do not know it
