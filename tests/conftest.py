@@ -6,10 +6,12 @@ compiles for the OpenCL device as on a processor with narrower vectors.
 
 import ctypes
 import gc
+import itertools
 import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -19,6 +21,9 @@ from tilewright.runtime.opencl import trust
 
 TESTS = Path(__file__).parent
 CACHE_VARIABLES = ("TILEWRIGHT_CACHE_DIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR", "TILEWRIGHT_CALIBRATION_DIR")
+#: files of tests after which the objects that are still there are frozen
+FILES_PER_FREEZE = 20
+_FILES = itertools.count(1)
 
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("repeatable", deadline=None, max_examples=60, derandomize=True)
@@ -77,6 +82,18 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_objects_are_frozen() -> Iterator[None]:
+    """Take what many files of tests left in caches out of the rounds of the collector.
+
+    Tests that collect garbage themselves would walk all of it each time.
+    """
+    yield
+    if next(_FILES) % FILES_PER_FREEZE == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def missing_gpu() -> str | None:
