@@ -215,7 +215,7 @@ def _movable(load: _Load, only_read: set[Value]) -> bool:
     """Whether a load takes another element in each iteration, of a parameter that the kernel only reads."""
     if load.op.operands[0] not in only_read:
         return False
-    used = {name for e in load.op["at"] for name in symbols(e)}  # type: ignore[union-attr]
+    used = {name for e in load.op["at"] for name in symbols(e)}  # type: ignore[union-attr, arg-type]
     return all(loop_variable(o) in used for o in load.loops if extent_of(o) > 1)
 
 
