@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from tilewright.ir.errors import InputError
+from tilewright.ir.slot_setters import slot_setters
 
 OPERATORS = ("+", "-", "*", "//", "%", "min", "max")
 _KNOWN = frozenset(OPERATORS)
@@ -70,20 +71,27 @@ class _Arithmetic:
         return binary("%", other, self)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Sym(_Arithmetic):
     """A named integer: an iteration dimension, a loop variable, `tid`, `bid.x`, ..."""
 
     name: str
 
-    def __post_init__(self) -> None:
-        check_symbol(self.name)
+    def __init__(self, name: str) -> None:
+        check_symbol(name)
+        _set_name(self, name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def __str__(self) -> str:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
+(_set_name,) = slot_setters(Sym)
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class BinOp(_Arithmetic):
     """`lhs op rhs` with op one of `OPERATORS`."""
 
@@ -93,10 +101,13 @@ class BinOp(_Arithmetic):
     #: expressions are keys of memos: hashing one again must not walk its tree
     _hash: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.op not in _KNOWN:
-            raise InputError(f"expected an index operator among {' '.join(OPERATORS)}, got '{self.op}'")
-        object.__setattr__(self, "_hash", hash((self.op, self.lhs, self.rhs)))
+    def __init__(self, op: str, lhs: Expr, rhs: Expr) -> None:
+        if op not in _KNOWN:
+            raise InputError(f"expected an index operator among {' '.join(OPERATORS)}, got '{op}'")
+        _set_op(self, op)
+        _set_lhs(self, lhs)
+        _set_rhs(self, rhs)
+        _set_hash(self, hash((op, lhs, rhs)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -119,6 +130,8 @@ class BinOp(_Arithmetic):
     def __str__(self) -> str:
         return show_expr(self)
 
+
+_set_op, _set_lhs, _set_rhs, _set_hash = slot_setters(BinOp)
 
 Expr = int | Sym | BinOp
 

@@ -17,6 +17,7 @@ import numpy as np
 from tilewright.ir.constants import Constants
 from tilewright.ir.errors import InputError
 from tilewright.ir.expr import BinOp, Expr, Sym
+from tilewright.ir.slot_setters import slot_setters
 from tilewright.ir.types import ArrayType, TensorType, Type, array_type
 
 
@@ -98,12 +99,16 @@ def _same(new: tuple[object, ...], old: tuple[object, ...]) -> bool:
     return len(new) == len(old) and all(map(is_, new, old))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Value:
     """One SSA value; `hint` only affects printing."""
 
     type: Type
     hint: str = ""
+
+    def __init__(self, type: Type, hint: str = "") -> None:
+        _set_type(self, type)
+        _set_hint(self, hint)
 
     @property
     def tensor(self) -> TensorType:
@@ -113,7 +118,10 @@ class Value:
         raise InputError(f"expected a tensor value, got one of type {self.type}")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_set_type, _set_hint = slot_setters(Value)
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Op:
     """`results = name(operands, attrs) body`. Everything specific to `name` hangs on its OpDef.
 
@@ -128,6 +136,24 @@ class Op:
     body: Block | None = None
     loc: str = ""
     line: int = 0
+
+    def __init__(
+        self,
+        name: str,
+        operands: tuple[Value, ...] = (),
+        attrs: tuple[tuple[str, Attr], ...] = (),
+        results: tuple[Value, ...] = (),
+        body: Block | None = None,
+        loc: str = "",
+        line: int = 0,
+    ) -> None:
+        _set_name(self, name)
+        _set_operands(self, operands)
+        _set_attrs(self, attrs)
+        _set_results(self, results)
+        _set_body(self, body)
+        _set_loc(self, loc)
+        _set_line(self, line)
 
     def __getitem__(self, key: str) -> Attr:
         value = _found(self.attrs, key, _ABSENT)
@@ -194,13 +220,25 @@ class Op:
 
     def with_attrs(self, **changes: Attr) -> Op:
         """A copy with attributes replaced or appended; results keep their identity."""
-        return replace(self, attrs=_changed(self.attrs, changes))
+        attrs = _changed(self.attrs, changes)
+        return Op(self.name, self.operands, attrs, self.results, self.body, self.loc, self.line)
 
     def with_operands(self, operands: tuple[Value, ...]) -> Op:
         """Self when nothing changed."""
         if _same(operands, self.operands):
             return self
         return Op(self.name, operands, self.attrs, self.results, self.body, self.loc, self.line)
+
+
+(
+    _set_name,
+    _set_operands,
+    _set_attrs,
+    _set_results,
+    _set_body,
+    _set_loc,
+    _set_line,
+) = slot_setters(Op)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

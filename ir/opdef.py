@@ -37,6 +37,8 @@ REQUIRED: Any = _Required()
 #: kind of attributes that name the ops of the network that an op comes from, as `loc` does where it is one
 ORIGINS = "origins"
 
+#: a tuple, as `isinstance` takes twice as long with a union that is made for each call
+_SYMBOLIC = (Sym, BinOp)
 _KINDS: dict[str, Callable[[Attr], bool]] = {
     "int": lambda a: type(a) is int,
     "float": lambda a: type(a) is float,
@@ -47,8 +49,8 @@ _KINDS: dict[str, Callable[[Attr], bool]] = {
     ORIGINS: lambda a: _KINDS["strs"](a),
     "dtype": lambda a: type(a) is str and a in DTYPES,
     "ints": lambda a: isinstance(a, tuple) and all(type(x) is int for x in a),
-    "expr": lambda a: type(a) is int or isinstance(a, Sym | BinOp),
-    "exprs": lambda a: isinstance(a, tuple) and all(type(x) is int or isinstance(x, Sym | BinOp) for x in a),
+    "expr": lambda a: type(a) is int or isinstance(a, _SYMBOLIC),
+    "exprs": lambda a: isinstance(a, tuple) and all(map(_KINDS["expr"], a)),
     "accesses": lambda a: isinstance(a, tuple) and all(_KINDS["exprs"](x) for x in a),
     "mask": lambda a: (
         isinstance(a, tuple) and all(isinstance(x, tuple) and len(x) == 3 and _KINDS["exprs"](x) for x in a)
@@ -144,6 +146,12 @@ class OpDef:
             (name, d.default, d.kind, d.kind.endswith("?"), _KINDS[d.kind.removesuffix("?")])
             for name, d in self.attrs.items()
         )
+
+    @cached_property
+    def index_depths(self) -> tuple[tuple[str, int], ...]:
+        """Return the attributes that hold index expressions, each with the number of tuples around these."""
+        depths = {"expr": 0, "exprs": 1, "mask": 2, "accesses": 2}
+        return tuple((name, depths[d.kind]) for name, d in self.attrs.items() if d.kind in depths)
 
     def complete(self, attrs: Mapping[str, Attr]) -> tuple[tuple[str, Attr], ...]:
         """Attributes in schema order with defaults filled in; raises InputError naming every bad one."""

@@ -11,18 +11,24 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.ir.expr import BinOp, Expr, Sym, show_expr
+from tilewright.ir.slot_setters import slot_setters
 
 #: inclusive bounds of each symbol; a symbol without an entry is unbounded.
 Ranges = Mapping[str, tuple[int, int]]
 _INF = float("inf")
+_UNBOUNDED = (-_INF, _INF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Linear:
     """`constant + sum(coefficient * atom)`; atoms are distinct, coefficients non-zero."""
 
     terms: tuple[tuple[Sym | BinOp, int], ...]
     constant: int = 0
+
+    def __init__(self, terms: tuple[tuple[Sym | BinOp, int], ...], constant: int = 0) -> None:
+        _set_terms(self, terms)
+        _set_constant(self, constant)
 
     @classmethod
     def of(cls, terms: Mapping[Sym | BinOp, int], constant: int) -> Linear:
@@ -45,31 +51,42 @@ class Linear:
         return out + self.constant
 
 
+_set_terms, _set_constant = slot_setters(Linear)
+
+
 class _KnownRanges(dict[str, tuple[int, int]]):
     """Ranges with the linear forms found under them: kernels ask for the same ones thousands of times."""
 
-    __slots__ = ("forms", "simplified")
+    __slots__ = ("bounds", "forms", "simplified")
 
     def __init__(self, ranges: Ranges) -> None:
         super().__init__(ranges)
         self.forms: dict[BinOp, Linear] = {}
         self.simplified: dict[BinOp, Expr] = {}
+        self.bounds: dict[BinOp, tuple[float, float]] = {}
 
 
 _SCOPES: dict[tuple[tuple[str, tuple[int, int]], ...], _KnownRanges] = {}
 #: more ranges than these are not remembered, nor more forms under equal ranges
 _MOST_SCOPES, _MOST_FORMS = 256, 4096
+#: the ranges that were asked about last: most questions that follow one another are about the same ranges,
+#: and to compare them takes a third of the time that it takes to hash them
+_LAST = [_KnownRanges({})]
 
 
 def _scope_of(ranges: Ranges) -> _KnownRanges:
-    if isinstance(ranges, _KnownRanges):
+    if type(ranges) is _KnownRanges:
         return ranges
+    scope: _KnownRanges | None = _LAST[0]
+    if scope == ranges:
+        return scope
     key = tuple(ranges.items())
     scope = _SCOPES.get(key)
     if scope is None:
         if len(_SCOPES) >= _MOST_SCOPES:
             _SCOPES.clear()
         scope = _SCOPES[key] = _KnownRanges(ranges)
+    _LAST[0] = scope
     return scope
 
 
@@ -92,7 +109,7 @@ def linear(e: Expr, ranges: Ranges) -> Linear:
     if isinstance(e, int):
         return Linear((), e)
     if isinstance(e, Sym):
-        lo, hi = ranges.get(e.name, (-_INF, _INF))
+        lo, hi = ranges.get(e.name, _UNBOUNDED)
         return Linear((), int(lo)) if lo == hi else Linear(((e, 1),))
     scope = _scope_of(ranges)
     form = scope.forms.get(e)
@@ -235,7 +252,21 @@ def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
     if isinstance(e, int):
         return e, e
     if isinstance(e, Sym):
-        return ranges.get(e.name, (-_INF, _INF))
+        return ranges.get(e.name, _UNBOUNDED)
+    if type(ranges) is not _KnownRanges:
+        if not (isinstance(e.lhs, BinOp) or isinstance(e.rhs, BinOp)):
+            return _interval(e, ranges)  # as fast as a look at what is remembered
+        ranges = _scope_of(ranges)
+    bounds = ranges.bounds.get(e)
+    if bounds is None:
+        bounds = _interval(e, ranges)
+        if len(ranges.bounds) >= _MOST_FORMS:
+            ranges.bounds.clear()
+        ranges.bounds[e] = bounds
+    return bounds
+
+
+def _interval(e: BinOp, ranges: Ranges) -> tuple[float, float]:
     (al, ah), (bl, bh) = interval(e.lhs, ranges), interval(e.rhs, ranges)
     match e.op:
         case "+":
@@ -247,6 +278,8 @@ def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
         case "max":
             return max(al, bl), max(ah, bh)
         case "*":
+            if bl == bh and bl > 0:
+                return al * bl, ah * bl
             ends = [0 if 0 in (x, y) else x * y for x in (al, ah) for y in (bl, bh)]
             return min(ends), max(ends)
     if bl != bh or bl <= 0:

@@ -89,8 +89,9 @@ class TensorType:
             raise InputError(f"expected a memory space among {', '.join(sorted(SPACES))}, got '{self.space}'")
         if len(self.shape) > MAX_RANK:
             raise InputError(f"expected at most {MAX_RANK} dimensions, got {len(self.shape)}")
-        if any(type(d) is not int or d < 0 for d in self.shape):
-            raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
+        for d in self.shape:
+            if type(d) is not int or d < 0:
+                raise InputError(f"expected non-negative integer dimensions, got {self.shape}")
         if self.size > MAX_ELEMENTS:
             raise InputError(f"expected a tensor of at most {MAX_ELEMENTS} elements, got {self.shape}")
         if self.steps or self.start:

@@ -180,6 +180,8 @@ class Emission:
         self.lines: list[str] = []
         self.indent = 1
         self.taken: set[str] = set()
+        #: by the beginning of a name the last number behind it up to which all are taken
+        self.numbers: dict[str, int] = {}
         self.held: dict[Value, EmittedValue] = {}
         self.buffers: dict[Value, BufferRef] = {}
         #: declarations of parameters that exist only after the wait for other launches, and their values
@@ -212,12 +214,12 @@ class Emission:
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
         """A block in braces after `head` (maybe empty); names declared inside are free again after it."""
-        start, outer = len(self.lines), set(self.taken)
+        start, outer, numbers = len(self.lines), set(self.taken), dict(self.numbers)
         self.line(f"{head} {{" if head else "{")
         self.indent += 1
         yield
         self.indent -= 1
-        self.taken = outer
+        self.taken, self.numbers = outer, numbers
         inside = [text.strip() for text in self.lines[start + 1 :]]
         if not head and len(inside) == 1 and not _DECLARES.match(inside[0]):
             self.lines[start:] = ["    " * self.indent + inside[0]]
@@ -226,15 +228,17 @@ class Emission:
 
     def name(self, hint: str) -> str:
         """A fresh C identifier like `hint`."""
-        base = re.sub(r"\W", "_", hint, flags=re.ASCII) or "v"
+        plain = hint.isascii() and hint.isidentifier()
+        base = hint if plain else re.sub(r"\W", "_", hint, flags=re.ASCII) or "v"
         if base[0].isdigit() or base.startswith(("tw_", "__")):
             base = "v" + base
         if base in _RESERVED or keyword.iskeyword(base):
             base += "_"
-        unique, n = base, 1
+        unique, n = base, self.numbers.get(base, 1)
         while unique in self.taken:
             n += 1
             unique = f"{base}_{n}"
+        self.numbers[base] = n
         self.taken.add(unique)
         return unique
 

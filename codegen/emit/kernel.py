@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import prod
 
@@ -271,5 +270,4 @@ def _kernel(head: str, pointers: list[str], lines: list[str]) -> str:
     one_line = head + ", ".join(pointers) + ")"
     if len(one_line.splitlines()[-1]) > 110:
         one_line = head + "\n    " + ",\n    ".join(pointers) + ")"
-    body = [re.sub(r"\s+$", "", line) for line in lines]
-    return "\n".join([one_line + " {", *body, "}"])
+    return "\n".join([one_line + " {", *map(str.rstrip, lines), "}"])

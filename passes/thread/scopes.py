@@ -9,7 +9,7 @@ from typing import Any
 from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.nodes import Attr, Func, Op
 from tilewright.ir.opdef import op_def
-from tilewright.ir.simplify import Ranges, interval, linear
+from tilewright.ir.simplify import Ranges, interval, simplify
 from tilewright.ir.thread.role_ops import ROLE, threads_of
 from tilewright.ir.thread.tensor_maps import RANK, cluster_of
 
@@ -59,13 +59,11 @@ def mask_of(op: Op) -> Mask:
 def map_indices(op: Op, fn: Callable[[Expr], Expr]) -> Op:
     """The op with `fn` applied to each of its index expressions; the same op when none changes."""
     changes: dict[str, Attr] = {}
-    for key, d in op_def(op.name).attrs.items():
-        depth = {"expr": 0, "exprs": 1, "mask": 2, "accesses": 2}.get(d.kind)
-        if depth is not None:
-            old: Any = op[key]
-            new = _mapped(old, fn, depth)
-            if new != old:
-                changes[key] = new
+    for key, depth in op_def(op.name).index_depths:
+        old: Any = op[key]
+        new = _mapped(old, fn, depth)
+        if new != old:
+            changes[key] = new
     return op.with_attrs(**changes) if changes else op
 
 
@@ -87,7 +85,7 @@ def never(component: tuple[Expr, Expr, Expr], ranges: Ranges) -> bool:
 
 def _difference(a: Expr, b: Expr, ranges: Ranges) -> tuple[float, float]:
 
-    return interval(linear(a - b, ranges).expr(), ranges)
+    return interval(simplify(a - b, ranges), ranges)
 
 
 def mentions(e: Expr, name: str) -> bool:
