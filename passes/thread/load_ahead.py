@@ -25,8 +25,10 @@ _SCOPES = frozenset({"thread.loop", "thread.if"})
 
 @register_pass(Level.THREAD)
 def load_ahead(func: Func, ctx: PassContext) -> Func:
-    """Load early what unrolled nests of a role read element by element: the first nest's before the loop that
-    stands before it, each other's in the nest before, into the registers that this one has just read.
+    """Load what unrolled nests of a role read of global memory element by element one step early.
+
+    The first nest's elements are loaded before the loop that stands before it, each other nest's in the nest
+    before, into the registers that this one has just read.
 
     rewrite:  loop(k) { ... }; loop(j, unroll = 1) { %a = load(%x, at = [j]); ... };
               loop(i, unroll = 1) { %b = load(%x, at = [8 + i]); ... }
