@@ -45,10 +45,10 @@ def partition_by(
     """
     if name not in PARTITIONERS:
         raise InputError(f"expected a partitioner among {', '.join(PARTITIONERS)}, got '{name}'")
-    if name in ("rules", "none"):
-        part = partition(func, fuse=name == "rules", prologues=prologues, unstored=unstored)
-        hardware = ctx.hardware or load_hardware(ctx.target)
-        return draws_apart(part, func, hardware, ctx) if isinstance(hardware, GpuHardware) else part
+    if name == "rules":
+        return _by_rules(func, ctx, prologues=prologues, unstored=unstored)
+    if name == "none":
+        return partition(func, fuse=False)
     if name == "maximal":
         graph = OpGraph(func)
         part = as_partition(graph, maximal_sets(graph))
@@ -59,6 +59,14 @@ def partition_by(
     return as_partition(priced.graph, choose(priced, name).sets)
 
 
+def _by_rules(
+    func: Func, ctx: PassContext, *, prologues: bool = True, unstored: Collection[Value] = ()
+) -> Partition:
+    part = partition(func, prologues=prologues, unstored=unstored)
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    return draws_apart(part, func, hardware, ctx) if isinstance(hardware, GpuHardware) else part
+
+
 def price(func: Func, ctx: PassContext) -> Priced:
     """Return all sets of ops of a flat tensor function that can be one kernel, and their cost on the
     device.
@@ -67,7 +75,7 @@ def price(func: Func, ctx: PassContext) -> Priced:
     hardware = ctx.hardware or load_hardware(ctx.target)
     costs = KernelCosts(graph, hardware, ctx)
     possible = candidates(graph)
-    by_rules, maximal = sets_of(graph, partition(func)), maximal_sets(graph)
+    by_rules, maximal = sets_of(graph, _by_rules(func, ctx)), maximal_sets(graph)
     seconds = {s: costs.seconds(s) for s in dict.fromkeys((*possible.sets, *by_rules, *maximal))}
     finite = {s: t for s, t in seconds.items() if t < inf}
     return Priced(graph, finite, possible.complete, by_rules, maximal)
