@@ -12,7 +12,7 @@ from tilewright.cluster.execution import PlanOptions, given_cluster, shared_clus
 from tilewright.cluster.measuring.link import LinkSample, fitted_link, measure_link
 from tilewright.cluster.measuring.machine import NetworkTimes, WholeNetwork
 from tilewright.cluster.phases import Phases
-from tilewright.cluster.planning.op_seconds import OpSeconds, op_seconds
+from tilewright.cluster.planning.op_seconds import OpSeconds, op_flops_of, op_seconds
 from tilewright.cluster.planning.prediction import RankTimes
 from tilewright.cluster.report import execution_facts, mean_components
 from tilewright.cluster.steps.execution import (
@@ -33,6 +33,7 @@ from tilewright.cluster.steps.ways import (
     TrainingTask,
     ways_of,
 )
+from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.costmodel.cluster.inputs.machine import Cluster
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import TilewrightError
@@ -112,12 +113,14 @@ class _StepRun:
                 cluster = shared_cluster(graph, name, options, times, samples, communicator)
             else:
                 cluster = given_cluster(options)
-            launches = _launches(times) if self.measures else ()
-            seconds = op_seconds(graph.main, cluster, task.precision, *launches)
-            search = StepSearch(
-                task, cluster, self.ways, {whole: seconds}, self.measures, options.least_weight_bytes, rates
-            )
             self.phases.begin("pricing ways")
+            if self.measures:
+                known = {whole: op_seconds(graph.main, cluster, task.precision, *_launches(times))}
+            else:
+                known = self.estimated(cluster)
+            search = StepSearch(
+                task, cluster, self.ways, known, self.measures, options.least_weight_bytes, rates
+            )
             best, found = search.best(
                 partial(_shared, communicator, self.ways),
                 range(communicator.rank, len(self.ways), communicator.size),
@@ -145,7 +148,7 @@ class _StepRun:
         Where one way is asked for, its size; of several, all that may be measured, if cores are left.
         """
         sizes = [StepSize(self.task.batch)]
-        if self.measures and (self.programs.beside or len(self.ways) == 1):
+        if len(self.ways) == 1 or (self.measures and self.programs.beside):
             sizes += [way.size(self.task.batch) for way in self.ways]
         return list(dict.fromkeys(sizes))[: 1 + self.options.part_sizes]
 
@@ -177,6 +180,29 @@ class _StepRun:
         inputs = step_inputs(step, self.options.seed)
         return WholeNetwork(exe, self.communicator, inputs, **self.options.repetition)
 
+    def estimated(self, cluster: Cluster) -> dict[StepSize, OpSeconds]:
+        """Seconds of the ops of steps by the model of their kernels, where a record stands for measurements.
+
+        Of the whole step, and of the size of the only way where one is asked for; a size that the network
+        cannot have is left out, and pricing the way says why. The record's rate is that of a whole step with
+        all devices at work: all sizes take longer than their kernels by as much as it says that the whole
+        step does.
+        """
+        task, whole = self.task, StepSize(self.task.batch)
+        launches = {whole: estimated_launches(self.programs.take(whole))}
+        for size in self.sizes()[1:] if len(self.ways) == 1 else ():
+            try:
+                launches[size] = estimated_launches(self.programs.take(size))
+            except TilewrightError:
+                continue
+        funcs = {size: task.graph(size).main for size in launches}
+        by_rate_s = op_flops_of(funcs[whole]) / cluster.device.flops_per_s(task.precision)
+        slower = max(1.0, by_rate_s / sum(seconds for _, seconds in launches[whole]))
+        return {
+            size: op_seconds(funcs[size], cluster, task.precision, [(o, slower * s) for o, s in own])
+            for size, own in launches.items()
+        }
+
     def size_seconds(self, cluster: Cluster, size: StepSize) -> OpSeconds:
         """Measured seconds of the ops of the step of kernels of another size, on all ranks at once."""
         self.phases.begin(f"measuring steps of {size.samples} samples")
@@ -195,6 +221,13 @@ class _StepRun:
             with self.undivided(self.programs.take(size), size):
                 pass
         return self.losses[size]
+
+
+def estimated_launches(exe: Executable) -> list[tuple[tuple[str, ...], float]]:
+    """The locations of the ops of each launch, and its seconds by the model of its kernel."""
+    records = map(KernelRecord.read, exe.report()["kernels"])
+    seconds = {record.name: record.seconds for record in records}
+    return [(launch.origin, seconds[launch.kernel]) for launch in exe.plan.launches]
 
 
 def _launches(times: NetworkTimes) -> tuple[Any, float]:

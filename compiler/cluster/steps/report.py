@@ -23,7 +23,9 @@ _WORDS = {
 def step_text(facts: Mapping[str, Any]) -> str:
     """The plan of a divided step, the other ways and, where it was executed, the comparison."""
     plan, training = facts["plan"], facts["training"]
-    source = "by the record's rates"
+    source = (
+        "by the record's rates" if "execution" not in facts else "kernels by the model, the record's rate"
+    )
     if facts["op_seconds"] == "measured":
         sizes = (f"{s['samples']}" + f" x {s['runs']}" * (s["runs"] > 1) for s in facts["measured_sizes"])
         source = f"steps of {', '.join(sizes)} samples measured"

@@ -5,10 +5,11 @@ import json
 import pytest
 from command_samples import printed, refused
 
-from tilewright.cluster.planning.op_seconds import OpSeconds
+import tilewright as tw
+from tilewright.cluster.planning.op_seconds import OpSeconds, op_flops_of
 from tilewright.cluster.planning.search import RequestedShape
 from tilewright.cluster.steps import programs
-from tilewright.cluster.steps.planning import plan_facts
+from tilewright.cluster.steps.planning import estimated_launches, plan_facts
 from tilewright.cluster.steps.report import step_text
 from tilewright.cluster.steps.streamed import STREAMED_COMPONENTS
 from tilewright.cluster.steps.ways import StepSearch, StepSize, StepWay, TrainingTask, ways_of
@@ -77,6 +78,23 @@ def test_all_ways_are_priced_from_a_record(capsys, record):
     plain, zero = rows[0], rows[1]
     assert zero["state_bytes"] < 0.6 * plain["state_bytes"]
     assert facts["plan"]["predicted_s"] == min(c["predicted_s"] for c in rows if c["predicted_s"])
+
+
+def test_an_executed_step_is_priced_by_its_kernels(facts_of_ranks, record):
+    """By a record's rates, what is fused would count as often as it is read; kernels of the size do not."""
+    arguments = [*PLAN, "--devices", "2", "--cluster", record, "--execute", "--dp", "2", "--zero", "0"]
+    facts = facts_of_ranks(arguments)
+    assert "kernels by the model, the record's rate" in step_text(facts)
+    assert (facts["op_seconds"], facts["measured_sizes"]) == ("record", [])
+    launches = {
+        size: sum(s for _, s in estimated_launches(tw.compile(task().step(size), "opencl")))
+        for size in (StepSize(8), StepSize(4))
+    }
+    by_rate_s = op_flops_of(task().graph(StepSize(8)).main) / load_cluster(record).device.flops_per_s("fp32")
+    slower = max(1.0, by_rate_s / launches[StepSize(8)])
+    for rank in facts["execution"]["ranks"]:
+        own = rank["predicted_s"]
+        assert own["compute"] + own["optimizer"] == pytest.approx(slower * launches[StepSize(4)], rel=0.05)
 
 
 def test_what_cannot_be_shared_or_held_is_told(record):
