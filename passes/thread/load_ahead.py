@@ -88,11 +88,13 @@ def _moved(block: Block, only_read: set[Value], room: int) -> Block:
     before: dict[int, list[Op]] = {}
     for run in runs:
         first, start = run[0]
-        if len(run) == 1 and _latest_loop(ops, first) == first:
-            continue  # nothing to load it behind
+        place = _latest_loop(ops, first)
+        needed = sum(load.registers for load in start.loads)
+        if needed > room or (len(run) == 1 and place == first):
+            continue  # no registers besides those of the runs before, or nothing to load it behind
+        room -= needed
         buffers = [start.buffer(load) for load in start.loads]
-        early = before.setdefault(_latest_loop(ops, first), [])
-        early += [*map(_alloc, buffers), start.loading(buffers)]
+        before.setdefault(place, []).extend((*map(_alloc, buffers), start.loading(buffers)))
         for k, (i, nest) in enumerate(run):
             following = run[k + 1][1] if k + 1 < len(run) else None
             ops[i] = nest.reading(buffers, following)
