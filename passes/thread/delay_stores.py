@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright.ir.expr import Expr, Sym, substitute
-from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
-from tilewright.ir.types import ScalarType, TensorType, itemsize
+from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
+from tilewright.ir.types import itemsize
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.kept_values import alloc_kept, keep, kept_at, kept_buffer, read_kept
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.passes.thread.scopes import extent_of, loop_variable, map_indices
 
@@ -150,15 +151,11 @@ class _StoreSplitter:
         if not _writes_global(op):
             return op
         value, target = op.operands
-        assert isinstance(value.type, ScalarType)
-        shape = (*map(extent_of, around), value.type.lanes)
-        at: tuple[Expr, ...] = (*(Sym(loop_variable(loop)) for loop in around), 0)
-        buffer = Value(TensorType(target.tensor.dtype, shape, "reg"), "kept")
-        alloc: tuple[tuple[str, Attr], ...] = (("align", 16), ("swizzled", False))
-        self.allocs.append(Op("thread.alloc", results=(buffer,), attrs=alloc, loc=op.loc))
+        buffer = kept_buffer(value, target.tensor.dtype, map(extent_of, around), "kept")
+        at = kept_at(map(loop_variable, around))
+        self.allocs.append(alloc_kept(buffer, op.loc))
         self.registers[op] = _StoreRegisters(buffer, at)
-        attrs: tuple[tuple[str, Attr], ...] = (("at", at), ("mask", ()))
-        return Op("thread.store", (value, buffer), attrs=attrs, loc=op.loc)
+        return keep(value, buffer, at, op.loc)
 
     def storing(self, op: Op) -> Op:
         """The loop or condition with nothing but its stores, of the values kept."""
@@ -176,12 +173,5 @@ class _StoreSplitter:
     def _store(self, op: Op) -> list[Op]:
         delayed = self.registers[op]
         value = Value(op.operands[0].type, op.operands[0].hint)
-        lanes = getattr(value.type, "lanes", 1)
-        attrs: tuple[tuple[str, Attr], ...] = (
-            ("at", delayed.at),
-            ("lanes", lanes),
-            ("mask", ()),
-            ("other", 0.0),
-        )
-        load = Op("thread.load", (delayed.buffer,), results=(value,), attrs=attrs, loc=op.loc)
+        load = read_kept(value, delayed.buffer, delayed.at, op.loc)
         return [load, op.with_operands((value, op.operands[1]))]

@@ -9,12 +9,13 @@ from math import prod
 
 from tilewright.ir.expr import Expr, Sym, substitute, symbols
 from tilewright.ir.hardware_facts import WARP
-from tilewright.ir.nodes import Attr, Block, Func, Level, Op, Value, walk
+from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
 from tilewright.ir.thread.launch_ops import overwrites
 from tilewright.ir.thread.role_ops import ROLE
 from tilewright.ir.types import ScalarType, TensorType, itemsize
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.kept_values import alloc_kept, keep, kept_at, kept_buffer, read_kept
 from tilewright.passes.thread.scopes import extent_of, loop_variable, map_indices
 
 #: registers that a thread needs besides its sums and what it loads ahead: addresses, counters, values
@@ -55,7 +56,8 @@ def _roles(block: Block, only_read: set[Value]) -> Block:
         if op.body is None:
             out.append(op)
         elif op.name == ROLE and op.integer("registers"):
-            sums = sum(_fragment_registers(v.tensor) for o in walk(op.body) for v in _allocated(o))
+            allocs = [o.result.tensor for o in walk(op.body) if o.name == "thread.alloc"]
+            sums = sum(map(_fragment_registers, allocs))
             room = op.integer("registers") - sums - _OTHER_REGISTERS
             body = _moved(op.body, only_read, room)
             out.append(op if body is op.body else replace(op, body=body))
@@ -63,10 +65,6 @@ def _roles(block: Block, only_read: set[Value]) -> Block:
             body = _roles(op.body, only_read)
             out.append(op if body is op.body else replace(op, body=body))
     return block.with_ops(tuple(out))
-
-
-def _allocated(op: Op) -> tuple[Value, ...]:
-    return op.results if op.name == "thread.alloc" else ()
 
 
 def _fragment_registers(t: TensorType) -> int:
@@ -94,7 +92,7 @@ def _moved(block: Block, only_read: set[Value], room: int) -> Block:
             continue  # no registers besides those of the runs before, or nothing to load it behind
         room -= needed
         buffers = [start.buffer(load) for load in start.loads]
-        before.setdefault(place, []).extend((*map(_alloc, buffers), start.loading(buffers)))
+        before.setdefault(place, []).extend((*map(alloc_kept, buffers), start.loading(buffers)))
         for k, (i, nest) in enumerate(run):
             following = run[k + 1][1] if k + 1 < len(run) else None
             ops[i] = nest.reading(buffers, following)
@@ -167,10 +165,9 @@ class _Nest:
 
     def buffer(self, load: _Load) -> Value:
         """Registers for what a load gives in all iterations."""
-        value = load.op.results[0].type
-        assert isinstance(value, ScalarType)
-        shape = (*map(extent_of, load.loops), value.lanes)
-        return Value(TensorType(load.op.operands[0].tensor.dtype, shape, "reg"), "ahead")
+        return kept_buffer(
+            load.op.result, load.op.operands[0].tensor.dtype, map(extent_of, load.loops), "ahead"
+        )
 
     def loading(self, buffers: Sequence[Value]) -> Op:
         """The nest with nothing but its loads, whose values are kept."""
@@ -216,7 +213,7 @@ def _loads(op: Op, around: tuple[Op, ...]) -> Iterator[_Load]:
 
 
 def _movable(load: _Load, only_read: set[Value]) -> bool:
-    """Whether a load takes another element in each iteration, of a parameter that the kernel only reads."""
+    """Return whether a load takes another element of a parameter that is only read in each iteration."""
     if load.op.operands[0] not in only_read:
         return False
     used = {name for e in load.op["at"] for name in symbols(e)}  # type: ignore[union-attr, arg-type]
@@ -224,25 +221,19 @@ def _movable(load: _Load, only_read: set[Value]) -> bool:
 
 
 def _keeps(op: Op) -> bool:
-    """Whether an op stores a value in registers."""
+    """Return whether an op stores a value in registers."""
     return op.name == "thread.store" and op.operands[1].tensor.space == "reg"
 
 
-def _alloc(buffer: Value) -> Op:
-    attrs: tuple[tuple[str, Attr], ...] = (("align", 16), ("swizzled", False))
-    return Op("thread.alloc", results=(buffer,), attrs=attrs)
-
-
 def _place(around: Sequence[Op]) -> tuple[Expr, ...]:
-    return (*(Sym(loop_variable(o)) for o in around if o.name == "thread.loop"), 0)
+    return kept_at(loop_variable(o) for o in around if o.name == "thread.loop")
 
 
 def _pruned(op: Op, kept: Mapping[Op, Value], around: tuple[Op, ...]) -> list[Op]:
     """An op of a nest with nothing but loads that are kept; nothing where it has none."""
     if op in kept:
-        value = Value(op.results[0].type, op.results[0].hint)
-        attrs: tuple[tuple[str, Attr], ...] = (("at", _place(around)), ("mask", ()))
-        return [replace(op, results=(value,)), Op("thread.store", (value, kept[op]), attrs=attrs, loc=op.loc)]
+        value = Value(op.result.type, op.result.hint)
+        return [replace(op, results=(value,)), keep(value, kept[op], _place(around), op.loc)]
     if op.name not in _SCOPES or op.body is None or not any(o in kept for o in walk(op.body)):
         return []
     inside = [n for o in op.body.ops for n in _pruned(o, kept, (*around, op))]
@@ -253,15 +244,7 @@ def _pruned(op: Op, kept: Mapping[Op, Value], around: tuple[Op, ...]) -> list[Op
 def _with_registers(op: Op, kept: Mapping[Op, Value], around: tuple[Op, ...]) -> Op:
     """An op of a nest whose loads take what was kept."""
     if op in kept:
-        value = op.results[0].type
-        assert isinstance(value, ScalarType)
-        attrs: tuple[tuple[str, Attr], ...] = (
-            ("at", _place(around)),
-            ("lanes", value.lanes),
-            ("mask", ()),
-            ("other", 0.0),
-        )
-        return Op("thread.load", (kept[op],), results=op.results, attrs=attrs, loc=op.loc)
+        return read_kept(op.result, kept[op], _place(around), op.loc)
     if op.body is None or op.name not in _SCOPES:
         return op
     inner = (*around, op)

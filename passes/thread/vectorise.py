@@ -16,6 +16,7 @@ from tilewright.ir.simplify import Ranges, coefficients, multiple_of, simplify
 from tilewright.ir.types import LANES, ScalarType, TensorType, itemsize
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
+from tilewright.passes.rewriting.kept_values import alloc_kept, read_kept
 from tilewright.passes.thread.scopes import (
     body_ranges,
     extent_of,
@@ -114,12 +115,10 @@ class _Vectoriser:
             alone = replace(op, body=one.block())
             filled = self.loop(alone, ranges)
             if filled is not alone:
-                attrs = (("at", at), ("lanes", 1), ("mask", ()), ("other", 0.0))
                 made.append(kept)
                 loading.append(filled)
-                inside[o] = Op("thread.load", (kept,), attrs, o.results, loc=o.loc)
-        alloc = (("align", 16), ("swizzled", False))
-        self.allocs += [Op("thread.alloc", (), alloc, (v,), loc=op.loc) for v in made]
+                inside[o] = read_kept(o.result, kept, at, o.loc)
+        self.allocs += [alloc_kept(v, op.loc) for v in made]
         computing = replace(op, body=body.with_ops(tuple(inside.get(o, o) for o in body.ops)))
         return [*loading, computing, wide]
 
