@@ -151,12 +151,14 @@ class EmittedValue:
     """A value as C text: one text (a scalar, or a native vector), or one per lane.
 
     constant: the number, where it is one. chunks: the same lanes as `(vector type, text)` memory words, so
-    that a value that is only moved is not taken apart.
+    that a value that is only moved is not taken apart. limits: the least and the largest number that an index
+    can be.
     """
 
     parts: tuple[str, ...]
     constant: float | int | bool | None = None
     chunks: tuple[tuple[str, str], ...] = ()
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tilewright.codegen.dialect import NARROW
@@ -10,6 +12,7 @@ from tilewright.codegen.emit.scalar_forms import FORMS, Operands, as_bool, form_
 from tilewright.codegen.emit.vector_access import WORD_BYTES, words_of
 from tilewright.ir.errors import UnsupportedError
 from tilewright.ir.nodes import Op, Value
+from tilewright.ir.simplify import interval
 from tilewright.ir.types import FLOAT8, FLOATS, ScalarType, converted, itemsize, storage_dtype
 
 
@@ -47,13 +50,15 @@ def _elementwise(e: Emission, op: Op) -> None:
     if form is None:
         raise UnsupportedError(f"{op.name} is not defined for {dtype}", where=op.loc)
     constants = tuple(e.value(v).constant for v in op.operands)
+    limits = tuple(e.value(v).limits for v in op.operands)
     compute = compute_dtype(dtype)
     if result.lanes > 1 and e.dialect.native_vectors and form.native and dtype not in NARROW | {"bool"}:
         texts = tuple(whole(e, v, result.lanes) for v in op.operands)
-        e.bind(op.result, [form.text(Operands(e.dialect, e.need, compute, texts, constants, result.lanes))])
+        operands = Operands(e.dialect, e.need, compute, texts, constants, limits, result.lanes)
+        e.bind(op.result, [form.text(operands)])
         return
     columns = zip(*(widened_lanes(e, v, result.lanes) for v in op.operands), strict=True)
-    lanes = [form.text(Operands(e.dialect, e.need, compute, texts, constants)) for texts in columns]
+    lanes = [form.text(Operands(e.dialect, e.need, compute, texts, constants, limits)) for texts in columns]
     e.bind_lanes(op.result, [narrowed(e, text, result.dtype) for text in lanes])
 
 
@@ -152,6 +157,7 @@ def _index(e: Emission, op: Op) -> None:
         e.bind(op.result, [f"({text}) != 0"], hint="at")
     else:
         e.bind(op.result, [text], hint="at")
+        e.held[op.result] = replace(e.held[op.result], limits=interval(op.expr("at"), e.ranges))
 
 
 @emitter("scalar.broadcast")

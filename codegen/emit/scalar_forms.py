@@ -9,18 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.codegen.dialect import Dialect
-from tilewright.ir.types import FLOATS
+from tilewright.ir.types import FLOATS, itemsize
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The input of a form: operand texts, the dtype computed in, lanes of a native vector, constants."""
+    """The input of a form: operand texts, the dtype computed in, lanes of a native vector, constants.
+
+    limits: of each operand the least and the largest number that it can be, where it is an index.
+    """
 
     dialect: Dialect
     need: Callable[[str, str], str]
     dtype: str
     texts: tuple[str, ...]
     constants: tuple[float | int | bool | None, ...]
+    limits: tuple[tuple[float, float] | None, ...]
     lanes: int = 1
 
     @property
@@ -78,6 +82,20 @@ def _math(function: str, arity: int = 1) -> Form:
 
 def _typed(function: str) -> Form:
     return Form(lambda o: f"{o.need(function, _integer(o.dtype))}({', '.join(o.texts)})", native=False)
+
+
+def _shift(function: str, operator: str) -> Form:
+    """A shift by any number of bits; C's own where the number is known to be one of those that there are."""
+    checked = _typed(function)
+
+    def text(o: Operands) -> str:
+        limits = o.limits[1]
+        if limits is None or limits[0] < 0 or limits[1] >= 8 * itemsize(_integer(o.dtype)):
+            return checked.text(o)
+        a = f"({o.dialect.reg_type(_unsigned(o.dtype))}){o.texts[0]}" if operator == "<<" else o.texts[0]
+        return f"({o.type})({a} {operator} {o.texts[1]})"
+
+    return Form(text, native=False)
 
 
 def _integer(dtype: str) -> str:
@@ -263,7 +281,7 @@ _define(
         "truncmod": _typed("umod"),
     },
 )
-_define("int uint", {"pow": _typed("ipow"), "shl": _typed("shl"), "shr": _typed("shr")})
+_define("int uint", {"pow": _typed("ipow"), "shl": _shift("shl", "<<"), "shr": _shift("shr", ">>")})
 _define(
     "int uint bool",
     {

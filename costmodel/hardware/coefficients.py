@@ -264,6 +264,15 @@ class RowsCoefficients:
     #: instructions of a thread beside its steps, and of one step of a walk beside its elements
     start_instructions: float
     step_instructions: float
+    #: of kernels that sum rows and columns: scalar ops for each slot, since a product and a sum are one
+    #: instruction; slots of those that are not arithmetic in float32, whose pipe takes half as many
+    columns_ops_per_slot: float
+    columns_slow_slots: float
+    #: of them, too: cycles from one instruction of a warp to its next; registers of a thread beside its
+    #: elements, and of each element beside what is kept of it and summed
+    columns_issue_clk: float
+    columns_registers: float
+    columns_element_registers: float
     #: neighbouring bytes asked for at once from which memory is as fast as it gets, and the share of its rate
     #: that every halving costs
     run_bytes: int

@@ -308,6 +308,15 @@ def substituted(term: Term, env: Mapping[str, Expr], ranges: Mapping[str, tuple[
     return type(term)(simplify(substitute(term.at, env), ranges), term.type)
 
 
+def replaced(term: Term, old: Term, new: Term) -> Term:
+    """The term with `new` in place of each `old`."""
+    if term == old:
+        return new
+    if not isinstance(term, Apply):
+        return term
+    return replace(term, args=tuple(replaced(a, old, new) for a in term.args))
+
+
 def indices(leaf: Read | Position | Reduction) -> tuple[Expr, ...]:
     """The indices of a leaf."""
     return (leaf.at,) if isinstance(leaf, Position) else leaf.at

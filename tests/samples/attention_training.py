@@ -30,6 +30,7 @@ def training_attention(
     window: int | None = None,
     bias: bool = False,
     dropout: bool = False,
+    draw: str = "random_bits",
     stored: bool = False,
     backward: bool = True,
     stacked: bool = False,
@@ -76,8 +77,11 @@ def training_attention(
     if dropout:
         names.append("kept")
         words = given("seed", "u32", 2), given("step", "u32")
-        bits = w.op("random_bits", *words, shape=(*heads, queries, keys), bits=16)
-        others.append(w.op("less", bits, w.number(KEPT, "u16")))
+        shape = (*heads, queries, keys)
+        if draw == "random_mask":
+            others.append(w.op(draw, *words, shape=shape, kept=KEPT, bits=16))
+        else:
+            others.append(w.op("less", w.op(draw, *words, shape=shape, bits=16), w.number(KEPT, "u16")))
     attrs = {"scale": size**-0.5, "others": tuple(names), "kept_scale": 65536 / KEPT if dropout else 1.0}
     results = [*w.ops_of("attention", (q, k, v, *others), **attrs)]
     if backward:

@@ -172,7 +172,16 @@ def _arange(p: RandomGraph) -> None:
 
 
 def _random_bits(p: RandomGraph) -> None:
-    shape, bits = p.shape(), p.choose([8, 16, 32])
+    _drawn(p, "random_bits", bits=p.choose([8, 16, 32]))
+
+
+def _random_mask(p: RandomGraph) -> None:
+    bits = p.integer(1, 17)
+    _drawn(p, "random_mask", bits=bits, kept=p.integer(1, 1 << bits))
+
+
+def _drawn(p: RandomGraph, name: str, **more: int) -> None:
+    shape = p.shape()
     origin: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
     if shape and p.chance(0.4):
@@ -180,8 +189,7 @@ def _random_bits(p: RandomGraph) -> None:
         whole = tuple(o + n + p.integer(0, 2) for o, n in zip(origin, shape, strict=True))
     words = p.rng.integers(0, 1 << 32, 3).astype(np.uint32)
     seed, step = p.given(words[:2], "u32", constant=False), p.given(words[2], "u32", constant=False)
-    attrs = {"bits": bits, "stream": p.integer(0, 5), "whole": whole, "origin": origin}
-    p.emit("random_bits", seed, step, shape=shape, **attrs)
+    p.emit(name, seed, step, shape=shape, stream=p.integer(0, 5), whole=whole, origin=origin, **more)
 
 
 def _sequence_mask(p: RandomGraph) -> None:
@@ -233,6 +241,7 @@ DRAWERS: dict[str, Callable[[RandomGraph], object]] = {
     "matrix_set_diag": _set_diagonal,
     "arange": _arange,
     "random_bits": _random_bits,
+    "random_mask": _random_mask,
     "sequence_mask": _sequence_mask,
     "reverse_sequence": _reverse_sequence,
     "compact": _compact,

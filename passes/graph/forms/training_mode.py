@@ -39,6 +39,9 @@ def training_mode(
     rewrite: %y = graph.dropout(%x, rate = 0.5)
         -->  %bits = graph.random_bits(%seed, %step, stream = 0)
              %y = graph.where(graph.less(%bits, 32768), graph.multiply(%x, 2.0), 0.0)
+    rewrite: %y = graph.dropout(graph.softmax(%s), rate = 0.5)
+        -->  %kept = graph.random_mask(%seed, %step, kept = 32768, stream = 0)
+             %y = graph.where(%kept, graph.multiply(graph.softmax(%s), 2.0), 0.0)
     rewrite: %y = graph.batch_norm(%x, gamma, beta, mean, var)
         -->  %y, %m, %v = graph.batch_norm_training(%x, gamma, beta)
              return ..., mean * 0.9 + %m * 0.1, var * 0.9 + %v * 0.1 * n / (n - 1)
@@ -90,7 +93,8 @@ class _Training:
         self.state: dict[str, Value] = {}  # new parameters by name
         self.initial: dict[str, np.ndarray] = {}
         self.moved: dict[str, Tensor] = {}  # what they become
-        streams = [op.integer("stream") for op in self.main.body.ops if op.name == "graph.random_bits"]
+        drawn = ("graph.random_bits", "graph.random_mask")
+        streams = [op.integer("stream") for op in self.main.body.ops if op.name in drawn]
         self.stream = max(streams, default=-1) + 1
 
     def run(self) -> Module:
@@ -180,10 +184,22 @@ class _Training:
             self.added(STEP, TensorType("u32", ()), np.zeros((), np.uint32)),
         ]
         source = map(self.w.tensor, state)
-        random = self.w.op("random_bits", *source, shape=x.shape, bits=bits, stream=self.stream)
+        # Kernels of attention keep masks of its weights in words, which are drawn as words; behind a product
+        # a thread has fewer neighbours than those of a word.
+        if self.is_softmax(op.operands[0]):
+            mask = self.w.op("random_mask", *source, shape=x.shape, kept=kept, bits=bits, stream=self.stream)
+        else:
+            mask = self.w.op("random_bits", *source, shape=x.shape, bits=bits, stream=self.stream) < kept
         self.stream += 1
         scale = self.w.number(1, x.dtype) / (kept / (1 << bits))
-        return (random < kept).where(x * scale, 0)
+        return mask.where(x * scale, 0)
+
+    def is_softmax(self, v: Value) -> bool:
+        """Whether a value is the result of a softmax, in another type or order of dimensions or not."""
+        op = self.producers.get(v)
+        while op is not None and op.name in ("graph.cast", "graph.transpose"):
+            op = self.producers.get(op.operands[0])
+        return op is not None and op.name == "graph.softmax"
 
     def batch_norm(self, op: Op) -> Tensor:
         x, gamma, beta, *running = map(self.w.tensor, op.operands)

@@ -149,8 +149,8 @@ class ScoreMaps:
         env.update(zip(view.rows, w.unravel(row, [view.sizes[d] for d in view.rows]), strict=True))
         mask: Mask = ()
         names = names_in(read if read is not None else self.term)
-        if names & set(view.rows):
+        if names & set(view.rows) and view.size(view.rows) % self.plan.rows:
             mask += w.below(row, view.size(view.rows))
-        if KEY in names:
+        if KEY in names and view.keys % self.plan.keys:
             mask += w.below(key, view.keys)
         return env, mask

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite, prod
 
 import numpy as np
@@ -13,7 +13,7 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.ops import dims, fills
 from tilewright.ir.types import FLOAT8, storage_dtype
 from tilewright.passes.analysis.attention import INNER, KEY, Attention, attention_of
-from tilewright.passes.analysis.position_masks import MOST_PAIRS, hidden_at
+from tilewright.passes.analysis.position_masks import HIDDEN, MOST_PAIRS, hidden_at
 from tilewright.passes.analysis.terms import (
     Apply,
     Position,
@@ -25,9 +25,11 @@ from tilewright.passes.analysis.terms import (
     both_orders,
     leaves,
     peeled,
+    replaced,
     substituted,
 )
 from tilewright.passes.kernels.matrix.view import EXACT, multiplies, on_tensor_cores
+from tilewright.passes.kernels.term_factors import constant, times
 
 _F32 = ScalarType("f32")
 
@@ -140,19 +142,7 @@ def _unscaled_factors(match: Attention, dtype: str) -> tuple[dict[str, Term], Te
             factors[name], scale = inner, scale * number
     if scale == 1.0:
         return factors, match.score
-    constant = Apply("scalar.const", (("value", scale), ("dtype", "f32")), _F32, ())
-    return factors, _replaced(
-        match.score, match.product, Apply("scalar.mul", (), _F32, (match.product, constant))
-    )
-
-
-def _replaced(term: Term, old: Term, new: Term) -> Term:
-    """The term with `new` in place of each `old`."""
-    if term == old:
-        return new
-    if not isinstance(term, Apply):
-        return term
-    return replace(term, args=tuple(_replaced(a, old, new) for a in term.args))
+    return factors, replaced(match.score, match.product, times(match.product, scale))
 
 
 def _is_alone(kernel: Func, match: Attention) -> bool:
@@ -227,8 +217,10 @@ def without_scale(score: Term) -> tuple[float, Term]:
     """`scale`, and the term that times `scale` is the score.
 
     rewrite:  product * 0.125 + (k <= q ? 0 : -inf)   -->   0.125, (k <= q ? product : -inf)
+    rewrite:  (k <= q ? product * 0.125 : -1e30)      -->   0.125, (k <= q ? product : -8e30)
 
-    Softmax is that of the score, whatever it is: what is minus infinity stays so under a positive scale.
+    Softmax is that of the score, whatever it is: what is minus infinity stays so under a positive scale, and
+    another number that hides becomes one that times the scale is the same number again.
     """
     scale, term = _taken(score)
     return (scale, term) if isfinite(scale) and scale > 0 else (1.0, score)
@@ -247,25 +239,47 @@ def _taken(term: Term) -> tuple[float, Term]:
         if inner.name == "scalar.div" and (_number(others[0]) or 0.0) > 0:
             scale, rest = _taken(first)
             return scale / (_number(others[0]) or 1.0), rest
-        if inner.name == "scalar.select" and _number(others[1]) == -inf:
-            return _hidden_where(first, others[0])
+        if inner.name == "scalar.select" and (value := _number(others[1])) is not None:
+            scale, hiding = _hidden_where(first, others[0], value)
+            return (1.0, term) if hiding is None else (scale, hiding)
         if inner.name == "scalar.add":
             for one, other in ((first, others[0]), (others[0], first)):
                 mask = peeled(other)
                 if isinstance(mask, Apply) and mask.name == "scalar.select":
                     seen, shown, hidden = mask.args
                     if _number(shown) == 0.0 and _number(hidden) == -inf:
-                        return _hidden_where(seen, one)
+                        scale, hiding = _hidden_where(seen, one, -inf)
+                        return (1.0, term) if hiding is None else (scale, hiding)
     return (1.0, inner) if isinstance(inner, Reduction) else (1.0, term)
 
 
-def _hidden_where(seen: Term, score: Term) -> tuple[float, Term]:
-    """The scale of a score that is minus infinity where it is not seen, and the rest of it in float32."""
+def _hidden_where(seen: Term, score: Term, hidden: float) -> tuple[float, Term | None]:
+    """The scale of a score that is `hidden` where it is not seen, and the rest of it in float32; None where
+    there is no such rest.
+    """
     scale, rest = _taken(score)
+    value = _before_scale(hidden, scale)
+    if value is None:
+        return 1.0, None
     if not isinstance(rest, Reduction) and not (isinstance(rest, Apply) and rest.type == _F32):
         rest = Apply("scalar.cast", (("dtype", "f32"),), _F32, (rest,))
-    nothing = Apply("scalar.const", (("value", -inf), ("dtype", "f32")), _F32, ())
-    return scale, Apply("scalar.select", (), _F32, (seen, rest, nothing))
+    return scale, Apply("scalar.select", (), _F32, (seen, rest, constant(value)))
+
+
+def _before_scale(hidden: float, scale: float) -> float | None:
+    """A float32 that hides and that times the scale, in float32, is `hidden`; None where there is none.
+
+    Rows without any key that is seen have `hidden` as their largest score: gradients compare it with theirs.
+    """
+    if hidden == -inf:
+        return hidden
+    if hidden > HIDDEN or not scale > 0:
+        return None
+    with np.errstate(over="ignore"):
+        nearest, factor = np.float32(hidden / scale), np.float32(scale)
+        near = (nearest, np.nextafter(nearest, np.float32(-inf)), np.nextafter(nearest, np.float32(0)))
+        found = [x for x in near if np.isfinite(x) and x <= HIDDEN and x * factor == np.float32(hidden)]
+    return float(found[0]) if found else None
 
 
 def _number(term: Term) -> float | None:

@@ -25,7 +25,7 @@ from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.pair_sums.engine_tiles import RoleTiles, role_tiles
 from tilewright.passes.kernels.pair_sums.parameters import COPIERS, PairParameters, block_band
 from tilewright.passes.kernels.pair_sums.role_work import estimate_roles
-from tilewright.passes.kernels.pair_sums.roles import loads_of_blocks, role_stages
+from tilewright.passes.kernels.pair_sums.roles import loads_of_blocks, role_stages, words_before
 from tilewright.passes.kernels.pair_sums.tiles import PairTiles, pair_tiles
 from tilewright.passes.kernels.pair_sums.view import PairView, band, pair_view
 from tilewright.passes.kernels.pair_sums.weight_stages import WeightStages, weight_stages
@@ -157,7 +157,7 @@ def _role_work(
         limit=plan.registers,
         early=len(stages.early),
         apart=sum(stages.weights[i] != stages.part for i in stages.early),
-        line_words=_line_words(view, plan),
+        line_words=0 if words_before(view) else _line_words(view, plan),
         paths=1 if stages.whole is None else 2,
         read_singly=sum(not in_words(r.at, (view.rows, view.other), view.sizes) for r in maps.reads),
         slots=plan.slots(view),

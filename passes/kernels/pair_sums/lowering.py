@@ -175,7 +175,7 @@ class _PairKernel:
         self.ring.refill(tile)
         with w.when(self._paired(tile, first, plan.rows // plan.warps)):
             self.weights.read_others(tile)
-            self.weights.read_words(tile)
+            self.weights.read_words(tile, ())
             for i in range(len(self.pairs)):
                 w.b.do("thread.fill_fragment", self.pairs[i], value=0.0)
                 self._multiply(i, slot)

@@ -36,7 +36,7 @@ def registers_needed(work: PairWork) -> int:
     more = work.early > 0 or work.paths > 1  # what is read waits for a second stage, or for one of two paths
     singly = work.read_singly * (work.tile // 4 + _PLACE_REGISTERS)
     read = -(-work.ahead_bytes // 4) + singly * (2 if more else 1)
-    if work.ahead or more:  # words are shifted while the ones that were read are still needed
+    if work.ahead or more:  # words of this tile are shifted while the ones that were read are still needed
         read += work.line_words
     return pairs + packed + work.apart * work.tile // 2 + sums + read + _MORE_REGISTERS
 

@@ -64,6 +64,13 @@ def tiles_of_band(view: PairView, plan: PairParameters, limits: tuple[int, int] 
     return Walk(runs, per_run, first, limit - first, max(counts))
 
 
+def words_before(view: PairView) -> bool:
+    """Whether words of bits are read in the step before: where a block's tiles are one run, and follow each
+    other.
+    """
+    return view.others == view.sizes[view.other[-1]]
+
+
 def _ends(view: PairView, plan: PairParameters, limits: tuple[int, int], row: Expr) -> tuple[Expr, Expr]:
     """The first tile of a run that makes pairs with the rows from `row` on, and the one behind the last."""
     least, most = limits
@@ -227,6 +234,8 @@ class _RolePairs:
         self.weights.read_rows()
         for mixed in self.mixed:
             w.b.do("thread.fill_fragment", mixed, value=0.0)
+        if words_before(view):
+            self.weights.read_words(self.walk.first, self._left(self.walk.first))
         w.b.do("thread.receive", self.kept, item=0)
         with self._walked() as (tile, item):
             self._tile(tile, item)
@@ -252,7 +261,8 @@ class _RolePairs:
         rest = [i for i in range(len(self.pairs)) if i != stages.first]
         for i in (stages.first, *rest):
             self._product(i, slot)
-        self.weights.read_words(tile)
+        if not words_before(view):
+            self.weights.read_words(tile, ())
         known: dict[Term, Value] = {}
         if stages.part is not None:
             first = self.pairs[stages.first]
@@ -282,9 +292,17 @@ class _RolePairs:
         for i, target in zip(late, targets, strict=False):
             self._pack(target, i)
             self._sum(i, slot)
+        if words_before(view):
+            following = w.simple(tile + 1)
+            self.weights.read_next_words(following, self._left(following))
         if not self.plan.ahead:
             self._finish()
             w.b.do("thread.release", self.ring, item=item)
+
+    def _left(self, tile: Expr) -> Mask:
+        """The condition that a tile of the only run is one of the block's."""
+        left = self.w.simple(self.walk.first + self.walk.count - 1 - tile)
+        return self.w.bounds((left,), (self.walk.per_run,))
 
     def _wait(self, sums: Value, pending: int) -> None:
         self.w.b.do("thread.warpgroup_wait", sums, pending=pending, done=True)

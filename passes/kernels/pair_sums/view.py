@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -21,11 +21,17 @@ from tilewright.passes.analysis.terms import (
     Term,
     Terms,
     leaves,
+    peeled,
+    replaced,
     substituted,
 )
 from tilewright.passes.kernels.attention.epilogue import ResultTile
 from tilewright.passes.kernels.attention.view import Output
 from tilewright.passes.kernels.matrix.view import multiplies, on_tensor_cores
+from tilewright.passes.kernels.term_factors import constant_factor, times
+
+#: factors up to this, and down to its inverse, leave the weights of a sum
+MOST_FACTOR = 64
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,27 @@ def pair_view(kernel: Func) -> PairView | None:
             for o in outputs
         ))  # fmt: skip
     view = PairView(**vars(sums), dtype=dtype, outputs=tuple(outputs_of))
-    return view if _is_alone(kernel, view, len(contracts)) else None
+    return _unscaled(view) if _is_alone(kernel, view, len(contracts)) else None
+
+
+def _unscaled(view: PairView) -> PairView:
+    """The view with constant factors of weights, which all pairs have in common, in the maps of the results.
+
+    rewrite:  sum(0.125 w f)   -->   0.125 sum(w f)
+
+    Weights are rounded to the type of the factors: constants far from 1 stay, for the sake of its range.
+    """
+    sums, outputs_of = [], []
+    for pair, outputs in zip(view.sums, view.outputs, strict=True):
+        factor, weight = constant_factor(peeled(pair.weight))
+        if factor == 1.0 or not 1 <= abs(factor) * MOST_FACTOR <= MOST_FACTOR**2:
+            sums.append(pair)
+            outputs_of.append(outputs)
+            continue
+        sums.append(replace(pair, weight=weight))
+        scaled = times(pair.mixed, factor)
+        outputs_of.append(tuple(replace(o, term=replaced(o.term, pair.mixed, scaled)) for o in outputs))
+    return replace(view, sums=tuple(sums), outputs=tuple(outputs_of))
 
 
 def _put(e: Expr, env: Mapping[str, Expr]) -> Expr:

@@ -15,8 +15,9 @@ import numpy as np
 
 from tilewright.ir.types import ScalarType
 from tilewright.passes.analysis.position_masks import positional
-from tilewright.passes.analysis.terms import Apply, Read, Reduction, Term, leaves, number
+from tilewright.passes.analysis.terms import Apply, Read, Reduction, Term, leaves
 from tilewright.passes.kernels.pair_sums.view import PairView
+from tilewright.passes.kernels.term_factors import times
 
 #: powers of two without rare cases, as an op of a thread
 POWER = "thread.power"
@@ -95,32 +96,10 @@ def _in_powers_of_two(term: Term) -> Term:
         return term
     args = tuple(map(_in_powers_of_two, term.args))
     if term.name == "scalar.exp" and term.type == _F32:
-        return Apply(POWER, (), _F32, (_times(args[0], log2(euler)),))
+        return Apply(POWER, (), _F32, (times(args[0], log2(euler)),))
     if term.name == "scalar.exp2" and term.type == _F32:
         return replace(term, name=POWER, args=args)
     return replace(term, args=args)
-
-
-def _times(term: Term, factor: float) -> Term:
-    """The term times a number, which goes into the constants and sums of the term."""
-    value = number(term)
-    if value is not None:
-        return _constant(value * factor)
-    if isinstance(term, Apply) and term.type == _F32:
-        if term.name in ("scalar.add", "scalar.sub"):
-            return replace(term, args=tuple(_times(a, factor) for a in term.args))
-        if term.name == "scalar.select":
-            return replace(term, args=(term.args[0], *(_times(a, factor) for a in term.args[1:])))
-        if term.name == "scalar.mul":
-            a, b = term.args
-            for one, other in ((a, b), (b, a)):
-                if (value := number(other)) is not None:
-                    return replace(term, args=(one, _constant(value * factor)))
-    return Apply("scalar.mul", (), _F32, (term, _constant(factor)))
-
-
-def _constant(value: float) -> Term:
-    return Apply("scalar.const", (("value", float(value)), ("dtype", "f32")), _F32, ())
 
 
 def _part(weights: Sequence[Term], leaf: Reduction) -> Term | None:

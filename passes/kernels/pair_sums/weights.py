@@ -56,24 +56,32 @@ class WeightMaps:
             if names & set(self.view.other) and not names & set(self.view.rows) and few:
                 self.ahead[read] = self._read(read, tile)
 
-    def read_words(self, tile: Expr) -> None:
-        """Read what several pairs of a thread have in common, as words of bits, before the products."""
+    def read_words(self, tile: Expr, there: Mask) -> None:
+        """Read what several pairs of a thread have in common, as words of bits, of a tile that is there."""
         view = self.view
         self.words = {
-            read: self._read(read, tile)
+            read: self._read(read, tile, there)
             for read in view.reads
             if all(names_in(read) & set(side) for side in (view.rows, view.other))
             and in_words(read.at, (view.rows, view.other), view.sizes)
             and prod(self._extents(read)) <= MOST_WORDS
         }
 
-    def _read(self, read: Read, tile: Expr) -> Value:
-        w, extents = self.w, self._extents(read)
-        registers = w.alloc(extents, read.value.tensor.dtype, "reg", "read")
+    def read_next_words(self, tile: Expr, there: Mask) -> None:
+        """Read the words of another tile in place of those that have been used, where it is one."""
+        for read, registers in self.words.items():
+            self._fill(read, registers, tile, there)
+
+    def _read(self, read: Read, tile: Expr, there: Mask = ()) -> Value:
+        registers = self.w.alloc(self._extents(read), read.value.tensor.dtype, "reg", "read")
+        self._fill(read, registers, tile, there)
+        return registers
+
+    def _fill(self, read: Read, registers: Value, tile: Expr, there: Mask) -> None:
+        w, extents = self.w, registers.tensor.shape
         with w.loops("i", extents, unroll=1) as at:
             env, mask = self._place(first_of(at, extents, self.shape), tile, names_in(read))
-            w.store(TermWriter(w, env, mask=mask).value(read), registers, at)
-        return registers
+            w.store(TermWriter(w, env, mask=(*there, *mask)).value(read), registers, at)
 
     def apply(self, pairs: Sequence[Value], tile: Expr) -> None:
         """Replace products by the weights of sums: those of sum number i take the place of product i."""
@@ -105,7 +113,9 @@ class WeightMaps:
                 where = place(at, registers.tensor.shape, self.shape)
                 values[read] = w.load(registers, tuple(map(w.simple, where)))
             writer = TermWriter(w, env, values, mask)
-            inside = w.below(self._other(at, tile), self.view.others)
+            # The last tile alone may have more others than there are; the writer knows no limit of `tile`.
+            cut = self.view.others % self.plan.tile
+            inside = w.below(self._other(at, tile), self.view.others) if cut else ()
             for value, target in zip([writer.value(t) for t in terms], targets, strict=False):
                 if value.type.dtype != "f32":
                     value = w.b.value("scalar.cast", value, dtype="f32")
@@ -130,8 +140,12 @@ class WeightMaps:
         other = self._other(at, tile)
         env: dict[str, Expr] = dict(self.batch)
         mask: Mask = ()
-        for dims, where, count in ((view.rows, row, view.own), (view.other, other, view.others)):
+        sides = (
+            (view.rows, row, view.own, self.plan.rows),
+            (view.other, other, view.others, self.plan.tile),
+        )
+        for dims, where, count, each in sides:
             env.update(zip(dims, w.unravel(where, [view.sizes[d] for d in dims]), strict=True))
-            if names & set(dims):
+            if names & set(dims) and count % each:
                 mask += w.below(where, count)
         return env, mask

@@ -41,10 +41,10 @@ class PairWork:
     seen: share of the tiles that is computed. copy_bytes: what one copy moves, 0 where threads load elements.
     engine, ahead: parameters; copiers: warps of the role that copies; limit: registers of a thread that
     multiplies by roles; early: sums whose weights need one product alone; apart: those of them whose weights
-    are not the part that is computed first; line_words: words of bits for rows that a thread reads, one for
-    each other; read_singly: parameters that are read pair by pair; paths: 2 where tiles all of whose pairs
-    count have code of their own; slots: of the ring;
-    loads: tiles of the blocks of a batch in the order of their start, where they differ; spread: parameter.
+    are not the part that is computed first; line_words: words of bits for rows that a thread reads in the
+    step that needs them, one for each other; read_singly: parameters that are read pair by pair; paths: 2
+    where tiles all of whose pairs count have code of their own; slots: of the ring; loads: tiles of the
+    blocks of a batch in the order of their start, where they differ; spread: parameter.
     """
 
     batches: int

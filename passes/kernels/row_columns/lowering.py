@@ -11,9 +11,9 @@ from math import prod
 
 from tilewright.ir import Expr, Func, InputError, Sym, UnsupportedError, Value
 from tilewright.passes.analysis.row_phases import Phase, RowPhases
+from tilewright.passes.kernels.row_columns.space import keeps_rows, kept_registers, read_by_row
 from tilewright.passes.kernels.row_columns.view import RowsAndColumns, rows_and_columns
 from tilewright.passes.kernels.rows.combiners import combiner, neutral
-from tilewright.passes.kernels.rows.space import keeps
 from tilewright.passes.kernels.rows.walks import RowsKept
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -26,8 +26,11 @@ def lower_row_columns(kernel: Func) -> Func:
     (else InputError); the block must be whole warps. Raises UnsupportedError for other kernels.
 
     rewrite:  tensor.reduce over columns, tensor.map, tensor.reduce over the rows of parts
-        -->   a loop over the rows of a part: vector reads of a row, folds and shuffles, stores, folds of
-              columns; a sum over the rows at once in shared memory, stores of the part's sums
+        -->   a loop over the rows of a part: vector reads of the row behind, folds and shuffles, stores,
+              folds of columns; a sum over the rows at once in shared memory, stores of the part's sums
+
+    The rows that follow are read before the ones at hand are summed: sums of a row wait for all its threads
+    several times, and nothing else would ask for memory then.
     """
     return _RowsAndColumns(kernel).lower()
 
@@ -58,7 +61,7 @@ class _RowsAndColumns(RowsKept):
 
     def prepare(self) -> None:
         steps = max(self.steps(phase) for phase in self.phases if phase.columns)
-        if keeps(steps, self.vec, self.row_phases.kept_words(self.kernel)):
+        if keeps_rows(self.view, steps, self.vec, kept_registers(self.kernel, self.view)):
             self.reuse(self.row_phases.kept(self.kernel))
 
     def valid(self) -> Mask:
@@ -79,13 +82,35 @@ class _RowsAndColumns(RowsKept):
             with self.walk(self.steps(phase)) as step, self.elements(phase, whole=False) as v:
                 w.store(w.b.const(neutral(phase.op), dtype), kept, (step, v))
             self.columns[number] = kept
-        with w.loop("t", length // self.rows) as t:
-            self.group = w.simple(Sym("bid.x") * length + t * self.rows + self.slot)
-            self.at = w.unravel(self.group, self.extents)
-            self.preload()
+        params = [x for x in self.reused if x in w.inputs]
+        moving = [x for x in params if read_by_row(self.uses[x])]
+        trips = length // self.rows
+        self._at_rows(0)
+        for x in params:
+            self._alloc(x)
+            self.read_kept(x, self.kept[x])
+        behind = {x: self.kept[x] for x in moving} if trips > 1 else {}
+        with w.loop("t", trips) as t:
+            for x, registers in behind.items():
+                self._alloc(x)
+                with w.loops("i", registers.tensor.shape, unroll=1) as at:
+                    w.store(w.load(registers, at), self.kept[x], at)
+            following = w.simple(t + 1)
+            if behind:
+                with w.when(w.below(following, trips)):
+                    self._at_rows(following)
+                    for x, registers in behind.items():
+                        self.read_kept(x, registers)
+            self._at_rows(t)
             self.write_phases()
         self._store_columns()
         return w.finish()
+
+    def _at_rows(self, trip: Expr) -> None:
+        """Go to the rows that a block has at a trip along its part."""
+        w = self.w
+        self.group = w.simple(Sym("bid.x") * self.view.length + trip * self.rows + self.slot)
+        self.at = w.unravel(self.group, self.extents)
 
     def _reduce(self, walk: Sequence[int]) -> None:
         w, parts = self.w, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.costmodel import Hardware, RowReduceParameters
+from tilewright.costmodel import GpuHardware, Hardware, RowReduceParameters
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.ir import Func
 from tilewright.passes.kernels.registry import register_choices, register_template
@@ -14,7 +14,9 @@ from tilewright.passes.kernels.template import Choices, KernelTemplate
 
 def _least_s(kernel: Func, hardware: Hardware) -> float | None:
     view = rows_and_columns(kernel)
-    return None if view is None else global_bound(row_columns_problem(kernel, view), hardware).seconds
+    if view is None or not isinstance(hardware, GpuHardware):
+        return None
+    return global_bound(row_columns_problem(kernel, view, hardware), hardware).seconds
 
 
 register_template(

@@ -385,16 +385,20 @@ class RowsKept(RowWalks):
 
     def preload(self) -> None:
         """Read all kept parameters at once, before anything waits for one of them."""
+        for v in self.reused:
+            if v in self.w.inputs:
+                self._alloc(v)
+                self.read_kept(v, self.kept[v])
+
+    def read_kept(self, v: Value, registers: Value) -> None:
+        """Read what a thread keeps of a parameter at the rows at hand to registers [steps, vec]."""
         w = self.w
-        params = [v for v in self.reused if v in w.inputs]
-        for v in params:
-            self._alloc(v)
-            phase = self.phases[self.uses[v].phases[0]]
-            with self.walk(self.steps(phase)) as step:
-                mask, column = self.step_at(phase, step)
-                with w.when(mask), self.elements(phase) as lane:
-                    place = self.place_of(v, phase, self.env(phase, column, lane))
-                    w.store(w.load(w.inputs[v], place), self.kept[v], (step, lane))
+        phase = self.phases[self.uses[v].phases[0]]
+        with self.walk(self.steps(phase)) as step:
+            mask, column = self.step_at(phase, step)
+            with w.when(mask), self.elements(phase) as lane:
+                place = self.place_of(v, phase, self.env(phase, column, lane))
+                w.store(w.load(w.inputs[v], place), registers, (step, lane))
 
     def begin(self, number: int) -> None:
         """Registers for the computed values that this phase is the first to need."""

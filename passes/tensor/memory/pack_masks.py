@@ -53,9 +53,10 @@ def pack_masks(module: Module, ctx: PassContext, *, when: Literal["auto", "alway
 
     A mask is what a kernel of maps alone computes and only other kernels read. The elements are the same: a
     bit is computed as its element was, and what neighbours have in common (a call of a random number
-    generator) is computed once for a word. With `auto` the seconds of all kernels that touch the mask decide,
-    by the model, on GPUs: where a word is not made of several neighbours in an array, and all readers are of
-    templates that read a word once for the elements of a thread in it (`KernelTemplate.choose_for_words`).
+    generator) is computed once for a word, which is itself the result where its bits are the elements. With
+    `auto` the seconds of all kernels that touch the mask decide, by the model, on GPUs: where a word is not
+    made of several neighbours in an array, and all readers are of templates that read a word once for the
+    elements of a thread in it (`KernelTemplate.choose_for_words`).
     With `always` none of this is asked.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
@@ -171,18 +172,20 @@ def _in_words(kernel: Func) -> Func:
     *outer, last = mask.tensor.shape
     names = [f"i{d}" for d in range(len(outer) + 1)]
     par = dict(zip(names, (*outer, last // BITS), strict=True))
-    point = _Point(ops, {n: (0, size - 1) for n, size in par.items()}, mask.hint)
-    point.b.loc = ops[-1].loc
-    s = Scalars(point.b)
-    nothing = s.const(0, "u32")
-    word: Scalar | None = None
-    for bit in range(BITS):
-        at = (*map(Sym, names[:-1]), simplify(Sym(names[-1]) * BITS + bit, point.ranges))
-        held = Scalar(point.b, point.element(mask, at))
-        part = held.select(s.const(1 << bit, "u32"), nothing)
-        word = part if word is None else word.apply("bit_or", part)
-    assert word is not None
-    point.b.do("scalar.yield", word.value)
+
+    def at_word() -> tuple[_Point, list[tuple[Expr, ...]]]:
+        """An empty body, and the places of the elements of a word."""
+        point = _Point(ops, {n: (0, size - 1) for n, size in par.items()}, mask.hint)
+        point.b.loc = ops[-1].loc
+        last = (simplify(Sym(names[-1]) * BITS + bit, point.ranges) for bit in range(BITS))
+        return point, [(*map(Sym, names[:-1]), e) for e in last]
+
+    point, places = at_word()
+    word = point.word_of([point.element(mask, at) for at in places])
+    if word is None:
+        point, places = at_word()
+        word = _gathered(point, mask, places)
+    point.b.do("scalar.yield", word)
     b = Builder(ops[-1].loc)
     (words,) = structured(
         b, "tensor.map", list(point.operands), par=par, reads=list(point.places),
@@ -190,6 +193,17 @@ def _in_words(kernel: Func) -> Func:
     )  # fmt: skip
     b.do("tensor.return", words)
     return replace(kernel, body=Block(kernel.params, tuple(b.ops)), result_types=(words.type,))
+
+
+def _gathered(point: _Point, mask: Value, places: Sequence[tuple[Expr, ...]]) -> Value:
+    """The word whose bits are the elements of a mask at these places, put together one by one."""
+    s = Scalars(point.b)
+    nothing = s.const(0, "u32")
+    word = nothing
+    for bit, at in enumerate(places):
+        part = Scalar(point.b, point.element(mask, at)).select(s.const(1 << bit, "u32"), nothing)
+        word = part if bit == 0 else word.apply("bit_or", part)
+    return word.value
 
 
 class _Point:
@@ -216,6 +230,14 @@ class _Point:
             maker = self.makers.get(value)
             self._elements[key] = self._read(value, at) if maker is None else self._made(maker, value, at)
         return self._elements[key]
+
+    def word_of(self, held: Sequence[Value]) -> Value | None:
+        """The word whose bits, in order, are all that these truth values are; None where they are more."""
+        made = {op.result: op for op in self.b.ops}
+        found = [_bit(made, v, self._known) for v in held]
+        words = {f[0] for f in found if f is not None}
+        in_order = [f[1] for f in found if f is not None] == list(range(BITS))
+        return words.pop() if in_order and len(words) == 1 else None
 
     def _read(self, value: Value, at: tuple[Expr, ...]) -> Value:
         _, (param,) = scalar_body([value.tensor.dtype])
@@ -271,6 +293,22 @@ class _Point:
         if run is None or len(op.results) != 1 or any(v not in self._known for v in operands):
             return None
         return np.asarray(run([self._known[v] for v in operands], op.attributes)[0])
+
+
+def _bit(
+    made: Mapping[Value, Op], value: Value, known: Mapping[Value, np.ndarray]
+) -> tuple[Value, int] | None:
+    """The word of 32 bits and the number of its bit that a truth value is; None for others."""
+    parts = []
+    for name, second in (("scalar.ne", 0), ("scalar.bit_and", 1), ("scalar.shr", None)):
+        op = made.get(value)
+        if op is None or op.name != name or op.operands[1] not in known:
+            return None
+        parts.append(int(known[op.operands[1]]))
+        if second is not None and parts[-1] != second:
+            return None
+        value = op.operands[0]
+    return (value, parts[-1]) if value.type.dtype == "u32" else None
 
 
 def _reading_words(kernel: Func, places: Sequence[int]) -> Func | None:

@@ -42,6 +42,11 @@ CASES = {
         ["u32[2]", "u32[]"],
         {"shape": (4, 6, 3), "stream": 7},
     ),
+    "random_mask": (
+        "random_mask",
+        ["u32[2]", "u32[]"],
+        {"shape": (4, 6, 3), "stream": 7, "kept": 3, "bits": 2},
+    ),
     "layer_norm": ("layer_norm", [X, (8,), (8,)], {"axis": -1}),
     "group_norm": ("group_norm", [X, (6,), (6,)], {"num_groups": 3}),
     "instance_norm": ("instance_norm", [X, (6,), (6,)], {}),

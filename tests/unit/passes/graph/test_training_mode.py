@@ -79,6 +79,30 @@ def test_dropout_keeps_a_share_and_scales_it():
     assert np.array_equal(after["random.seed"], state["random.seed"])
 
 
+def test_weights_of_attention_get_masks_of_words():
+    """What a softmax gives is dropped by words of 32 elements, everything else by elements of a call."""
+    module = tw.parse("""module @m {
+      graph.func @main(%x: f32[2, 64, 64]) -> f32[2, 64, 64], f32[2, 64, 64] {
+        %0 = graph.softmax(%x, axis = -1) : f32[2, 64, 64]
+        %1 = graph.cast(%0, dtype = "f16") : f16[2, 64, 64]
+        %2 = graph.dropout(%1, rate = 0.25) : f16[2, 64, 64]
+        %3 = graph.cast(%2, dtype = "f32") : f32[2, 64, 64]
+        %4 = graph.dropout(%x, rate = 0.25) : f32[2, 64, 64]
+        graph.return(%3, %4)
+      }
+    }""")
+    trained = run(module, "training-mode{seed=3}")
+    drawn = [op for op in trained.main.body.ops if op.name.startswith("graph.random")]
+    assert [(op.name, op.integer("stream")) for op in drawn] == [
+        ("graph.random_mask", 0),
+        ("graph.random_bits", 1),
+    ]
+    x = np.zeros((2, 64, 64), np.float32)
+    (weights, _), _ = step(trained, x, state=initial(trained))
+    assert set(np.unique(weights)) == {np.float32(0), np.float32(np.float16(1 / 64 / 0.75))}
+    assert abs((weights > 0).mean() - 0.75) < 4.5 * np.sqrt(0.75 * 0.25 / weights.size)
+
+
 def test_every_step_seed_and_dropout_has_a_mask_of_its_own():
     two = tw.parse("""module @m {
       graph.func @main(%x: f32[64, 64]) -> f32[64, 64], f32[64, 64] {

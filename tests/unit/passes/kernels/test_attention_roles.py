@@ -97,6 +97,9 @@ def test_rows_whose_first_tile_is_hidden_by_a_number(hidden):
     w.builder.emit("graph.return", [result.value], types=())
     func = Func(Level.GRAPH, "main", Block(params, w.ops), (result.value.type,))
     module = Module("hidden", (func,), (), w.constants)
+    (view,) = (attention_view(f) for f in kernels_of(module, **ALWAYS).funcs if is_attention(f))
+    assert view is not None
+    assert view.scale == (0.125 if hidden > -1e38 else 1.0)  # -3e38 times 8 is no number
     inputs = inputs_of(module)
     (got,) = emulated(with_roles(module, 64, 32), inputs)
     (expected,) = exact(module, inputs)

@@ -122,6 +122,31 @@ def test_the_model_stores_words_where_three_kernels_read_a_mask(tmp_path):
             assert not any("LDG.E.U8" in x for x in code)
 
 
+@pytest.mark.parametrize("op", ["random_mask", "random_bits"])
+def test_words_that_are_drawn_as_words_are_not_put_together(op):
+    module = training_attention(heads=(8, 16), queries=512, keys=512, size=64, dropout=True, draw=op)
+    kernels = kernels_of(module)
+    assert words_read(kernels) == ["attention", "pair_sums", "pair_sums"]
+    maker = next(
+        c for c in kernels.main.body.ops if c.name == "tensor.call" and c.result.tensor.dtype == "u32"
+    )
+    (drawn,) = kernels[callee(maker)].body.ops[:-1]
+    chosen = [o for o in drawn.body.ops if o.name == "scalar.select"]
+    assert len(chosen) == (0 if op == "random_mask" else 32)
+
+
+def test_causal_weights_ask_only_where_pairs_end():
+    """Whole tiles need no bounds of others, and constants of weights are in the results of the sums."""
+    module = training_attention(heads=(8, 16), queries=512, keys=512, size=64, causal=True, dropout=True)
+    kernels = kernels_of(module)
+    for f in kernels.funcs:
+        if (d := decision_of(f)) is None or d.template != "pair_sums":
+            continue
+        source = emit_cuda(thread_form(kernels, f)).source
+        body = source[source.index("__global__") :]
+        assert "< 512" not in body
+
+
 def seconds(module):
     """Of all kernels, by the model."""
     found = {f.name: d.cost.estimate_s for f in module.funcs if (d := decision_of(f)) and d.cost}
