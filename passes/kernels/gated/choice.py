@@ -32,8 +32,8 @@ def choose_gated(kernel: Func, hardware: Hardware) -> Func | str:
     view = gated_view(kernel)
     if isinstance(view, str):
         return view
-    if not isinstance(hardware, GpuHardware) or not hardware.tensor_fma_16bit_per_sm_per_clk:
-        return "the device has no tensor cores"
+    if not isinstance(hardware, GpuHardware) or not _products_per_clk(view, hardware):
+        return "the device has no tensor cores for such factors"
     rows = [MMA_M * n for n in range(1, view.rows // MMA_M + 1)]
     space = [
         p
@@ -48,6 +48,12 @@ def choose_gated(kernel: Func, hardware: Hardware) -> Func | str:
     best = min(range(len(space)), key=seconds.__getitem__)
     bound = global_bound(_problem(kernel, view), hardware)
     return decided(kernel, "product_gates", ParameterChoice(space[best], bound, seconds[best], len(space)))
+
+
+def _products_per_clk(view: TilesView, hardware: GpuHardware) -> int:
+    """Products of a multiprocessor's tensor cores per cycle, at their peak."""
+    narrow = itemsize(view.dtype) == 2
+    return hardware.tensor_fma_16bit_per_sm_per_clk if narrow else hardware.tensor_fma_tf32_per_sm_per_clk
 
 
 def _fits(p: GatedParameters, view: TilesView, hardware: GpuHardware) -> bool:
@@ -92,7 +98,7 @@ def gated_s(view: TilesView, p: GatedParameters, hardware: GpuHardware) -> float
     fetched = p.fetched_bytes(view)
     copies = fetched / ASYNC_COPY_BYTES[0] / p.threads() * fit.copy_instructions * issue
     fetch_clk = fit.fetch_clk + max(per_sm * fetched / fit.l2_bytes_per_sm_per_clk, copies)
-    fma = hardware.tensor_fma_16bit_per_sm_per_clk * hardware.mma_sync_share * fit.loop_share
+    fma = _products_per_clk(view, hardware) * hardware.mma_sync_share * fit.loop_share
     multiplied = per_sm * p.rows * p.units * view.most_sums * view.length / fma
     # Each group of units reads the rows of the block anew.
     row_bytes = view.length * itemsize(view.dtype)

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from tilewright.ir import Expr, Func, InputError, Sym, Value
 from tilewright.ir.expr import substitute
-from tilewright.ir.hardware_facts import MMA_M, MMA_N, WARP
+from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES, WARP
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS
-from tilewright.passes.kernels.gated.parameters import GatedParameters, gated_parameters
+from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.gated.parameters import GatedParameters, depth_of, gated_parameters
 from tilewright.passes.kernels.gated.view import gated_view
 from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, owned
 from tilewright.passes.kernels.resident_tiles.elements import UnitElements
-from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
 from tilewright.passes.kernels.writing.staging import start_copying_matrix
 from tilewright.passes.kernels.writing.writer import Mask, Writer
@@ -57,6 +57,8 @@ class _Lowering(UnitElements[int]):
         self.first_row = w.simple(Sym("bid.x") // across * p.rows)
         self.first_unit = w.simple(Sym("bid.x") % across * p.units)
         (self.product,) = view.products
+        self.depth = depth_of(view.dtype)
+        self.rounding = "tf32" if view.dtype == "f32" else ""
 
     def lowered(self) -> Func:
         """The whole kernel."""
@@ -114,8 +116,9 @@ class _Lowering(UnitElements[int]):
             assert column is not None
             by_rows, first = column
             shape = (p.units, view.length) if by_rows else (view.length, p.units)
-            # Eight rows of eight units follow one another through all banks as they are.
-            tile = w.alloc(shape, view.dtype, "shared", "weights", swizzled=shape[-1] > MMA_N)
+            # Eight rows of eight units of 16 bits follow one another through all banks as they are.
+            wide = shape[-1] * itemsize(view.dtype) > VECTOR_BYTES
+            tile = w.alloc(shape, view.dtype, "shared", "weights", swizzled=wide)
             start = (first + self.first_unit, 0) if by_rows else (0, first + self.first_unit)
             self._copy(w.inputs[v], start, tile)
             tiles.append((tile, by_rows))
@@ -127,25 +130,30 @@ class _Lowering(UnitElements[int]):
         tiles, unit = p.tiles(), self.group * MMA_N
         with w.b.at(self.product.op.loc):
             sums = w.alloc((tiles, len(weights), MMA_M, MMA_N), "f32", "frag", "sums")
-            rows = w.alloc((tiles, MMA_M, MMA_K), view.dtype, "frag", "rows")
-            columns = w.alloc((len(weights), MMA_K, MMA_N), view.dtype, "frag", "columns")
+            rows = w.alloc((tiles, MMA_M, self.depth), view.dtype, "frag", "rows")
+            columns = w.alloc((len(weights), self.depth, MMA_N), view.dtype, "frag", "columns")
             w.b.do("thread.fill_fragment", sums, value=0.0)
             with w.loop("k", p.steps(view), unroll=1) as k:
-                along = w.simple((self.set * p.steps(view) + k) * MMA_K)
+                along = w.simple((self.set * p.steps(view) + k) * self.depth)
                 for tile in range(tiles):
                     at = (tile * MMA_M, along)
-                    w.b.do("thread.load_fragment", rows, state, at=at, role="a", item=(tile,))
+                    w.b.do(
+                        "thread.load_fragment", rows, state,
+                        at=at, role="a", item=(tile,), rounding=self.rounding,
+                    )  # fmt: skip
                 for n, (gate, by_rows) in enumerate(weights):
                     place = (unit, along) if by_rows else (along, unit)
                     w.b.do(
                         "thread.load_fragment", columns, gate,
                         at=tuple(map(w.simple, place)), role="b", transposed=by_rows, item=(n,),
+                        rounding=self.rounding,
                     )  # fmt: skip
                 for tile in range(tiles):
                     for n in range(len(weights)):
                         w.b.do(
                             "thread.mma", rows, columns, sums,
-                            shape=(MMA_M, MMA_N, MMA_K), a_item=(tile,), b_item=(n,), c_item=(tile, n),
+                            shape=(MMA_M, MMA_N, self.depth), rounded=bool(self.rounding),
+                            a_item=(tile,), b_item=(n,), c_item=(tile, n),
                         )  # fmt: skip
         return sums
 

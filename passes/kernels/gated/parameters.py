@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir import AttrRecord, Func, InputError
-from tilewright.ir.hardware_facts import LINE_BYTES, MMA_M, MMA_N, SECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import LINE_BYTES, MMA_K_BYTES, MMA_M, MMA_N, SECTOR_BYTES, WARP
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.decision import check_threads, faults_of, parameters_of
-from tilewright.passes.kernels.resident_tiles.parameters import MMA_K
 from tilewright.passes.kernels.resident_tiles.view import TilesView
+
+
+def depth_of(dtype: str) -> int:
+    """Terms of a sum that one instruction adds."""
+    return MMA_K_BYTES // itemsize(dtype)
 
 
 def lies_in_swizzled_rows(elements: int, dtype: str) -> bool:
@@ -44,7 +48,7 @@ class GatedParameters(AttrRecord):
 
     def steps(self, view: TilesView) -> int:
         """Instructions along the part of a sum that a set adds."""
-        return view.length // self.sets // MMA_K
+        return view.length // self.sets // depth_of(view.dtype)
 
     def points(self) -> int:
         """Elements of a matrix of units that a thread finishes, at most."""
@@ -70,8 +74,9 @@ class GatedParameters(AttrRecord):
             raise InputError(f"expected units by {MMA_N} that divide {view.units}, got {self.units}")
         if self.units > MMA_N and not lies_in_swizzled_rows(self.units, view.dtype):
             raise InputError(f"expected units of 16, 32, 64 or a multiple of 128 bytes, got {self.units}")
-        if self.sets < 1 or view.length % (self.sets * MMA_K):
-            raise InputError(f"expected sets that divide {view.length} terms by {MMA_K}, got {self.sets}")
+        depth = depth_of(view.dtype)
+        if self.sets < 1 or view.length % (self.sets * depth):
+            raise InputError(f"expected sets that divide {view.length} terms by {depth}, got {self.sets}")
         check_threads(self.threads())
 
 

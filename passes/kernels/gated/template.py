@@ -13,7 +13,7 @@ register_template(
         parameters=GatedParameters,
         lower=lower_gated,
         contraction=None,
-        rounds_to=None,
+        rounds_to="tf32",
         joined=None,
         neighbours={},
         variants=None,

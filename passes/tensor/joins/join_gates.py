@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Ref, Value
 from tilewright.passes import PassContext, register_pass
+from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.rewriting.values import readers
+from tilewright.passes.rewriting.values import producers, readers
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.gates import (
     CLEARLY,
@@ -21,6 +23,7 @@ from tilewright.passes.tensor.joins.gates import (
     joined_gates,
     maps_behind,
 )
+from tilewright.passes.tensor.joins.interleave_columns import interleaved
 from tilewright.passes.tensor.joins.merge import callee_of, joinable_kernels, kernel_of
 
 
@@ -36,13 +39,14 @@ def join_gates(
     An epilogue has one column of a product at a time; maps that need several wait for all of its blocks, in
     a launch of their own. In a kernel of the family `gated` a thread has all columns of its units. A product
     whose maps are an epilogue already is taken where that family is faster, as in backward passes. when:
-    `auto` where the estimate is below 0.9 of the sum of the kernels apart, `always` where legal, `never`.
+    `auto` where the estimate is below 0.9 of the sum of the kernels apart, and below that of a product whose
+    columns are interleaved (`interleave-columns`), `always` where legal, `never`.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or isinstance(hardware, CpuHardware):
         return module
     kernels, read_by = joinable_kernels(module), readers(module.main.body)
-    choice = _Choice(read_by, kernels, ctx, hardware, when == "always")
+    choice = _Choice(module, read_by, kernels, ctx, hardware, when == "always")
     names = {f.name for f in module.funcs}
     instead: dict[Op, Op | None] = {}
     for op in module.main.body.ops:
@@ -63,6 +67,7 @@ class _Choice:
 
     def __init__(
         self,
+        module: Module,
         readers: Mapping[Value, Sequence[Op]],
         kernels: dict[str, Func],
         ctx: PassContext,
@@ -70,8 +75,9 @@ class _Choice:
         always: bool,
     ) -> None:
         self.readers, self.kernels, self.ctx = readers, kernels, ctx
+        self.producers = producers(module.main.body)
         self.hardware, self.always = hardware, always
-        self.chosen: dict[str, Func | None] = {}
+        self.chosen: dict[tuple[str, bool], Func | None] = {}
 
     @property
     def made(self) -> tuple[Func, ...]:
@@ -85,7 +91,7 @@ class _Choice:
         if made is None:
             return None
         kernel, arguments, returned = made
-        text = kernel_text(kernel)
+        text = kernel_text(kernel), self._has_constant_weights(calls[0])
         if text not in self.chosen:
             chosen = self._kernel(kernel, calls)
             if chosen is not None:
@@ -103,10 +109,33 @@ class _Choice:
         chosen = choose_gated(kernel, self.hardware)
         if isinstance(chosen, str):
             return None
+        if self.always:
+            return chosen
         apart_s = sum(alone_s(self.kernels[callee_of(c)], self.ctx, self.hardware) for c in calls)
-        if not self.always and estimate_of(chosen) >= CLEARLY * apart_s:
+        seconds = estimate_of(chosen)
+        if seconds >= CLEARLY * apart_s or seconds >= self._interleaved_s(kernel, calls[0]):
             return None
         return chosen
+
+    def _interleaved_s(self, kernel: Func, product: Op) -> float:
+        """Estimated seconds of the kernel as a product of interleaved columns; inf where it is none."""
+        found = interleaved(kernel) if self._has_constant_weights(product) else None
+        if found is None:
+            return inf
+        positions = (found.kernel.params.index(found.factor),)
+        return alone_s(found.kernel.with_attrs(**{WEIGHTS: positions}), self.ctx, self.hardware) or inf
+
+    def _has_constant_weights(self, call: Op) -> bool:
+        """Whether the second factor of a call's product is a constant."""
+        kernel = self.kernels[callee_of(call)]
+        (product,) = (op for op in kernel.body.ops if op.name == "tensor.contract")
+        weights = product.operands[1]
+        made = (
+            self.producers.get(call.operands[kernel.params.index(weights)])
+            if weights in kernel.params
+            else None
+        )
+        return made is not None and made.name == "tensor.constant"
 
 
 def _with_calls(module: Module, instead: Mapping[Op, Op | None], made: Sequence[Func]) -> Module:

@@ -96,6 +96,10 @@ def lowered(kernel: Func, *parameters: int) -> Func:
         ("lstm", "bf16", True, (32, 32, 4)),
         ("gru", "bf16", False, (16, 16, 2)),
         ("gru", "bf16", True, (32, 8, 2)),
+        ("lstm", "tf32", False, (16, 8, 2)),
+        ("lstm", "tf32", True, (32, 16, 4)),
+        ("gru", "tf32", False, (16, 16, 2)),
+        ("gru", "tf32", True, (32, 8, 1)),
     ],
 )
 def test_emulated_kernels_are_those_of_the_interpreter(network, precision, backward, parameters):
@@ -140,6 +144,17 @@ def test_steps_are_joined_where_the_model_finds_them_faster():
     views = [view_of(f.with_attrs(decision=None)) for f in taken]
     assert {v.most_sums for v in views} == {1, 4}
     assert run_pipeline(module, Pipeline.parse("join-gates"), CTX).main is module.main
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_the_faster_way_of_one_launch_is_taken(trained):
+    """Columns of constant weights may be interleaved, which the model finds faster for these gates."""
+    module = lstm_classifier(0, layers=1, width=512, steps=3, classes=3, batch=64)
+    if trained:
+        module = tw.train_step(module, "cross_entropy", "adam")
+    kernels = tw.compile(module, "cuda:sm_90a:h200", precision="tf32").report()["kernels"]
+    steps = {k["template"] for k in kernels if "_gates_" in k["name"] or "_interleaved_" in k["name"]}
+    assert steps == {"product_gates" if trained else "matrix"}
 
 
 def product(rows: int, terms: int, columns: int, dtype: str = "bf16") -> Func:
