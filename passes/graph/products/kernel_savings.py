@@ -81,7 +81,8 @@ class Savings:
         b = Builder()
         b.do("graph.return", *results)
         types = tuple(r.type for r in results)
-        return replace(self._func, body=Block(tuple(params), (*ops, *b.ops)), result_types=types)
+        around = replace(self._func, body=Block(tuple(params), (*ops, *b.ops)), result_types=types)
+        return around.with_attrs(updates=())  # which name parameters and results of the whole function
 
     def _reading(self, v: Value) -> list[Op]:
         return [op for op in self._readers.get(v, ()) if op.name != "graph.return"]

@@ -269,6 +269,29 @@ def test_reads_beyond_an_image_go_through_slices_of_channels_only():
     assert not reads("[0, 0, 1, 1]", "[1, 6, 7, 7]", 6)
 
 
+def test_state_that_lies_apart_is_no_part_of_what_is_counted():
+    """A parameter and the result that it becomes have their numbers in the whole network."""
+    steps = " ".join(f"%s{i + 1} = graph.relu(%s{i}) : f32[4]" for i in range(24))
+    text = f"""module @net {{
+      graph.func @main(%x: f32[1, 2, 1, 2], %s0: f32[4], updates = [[1, 2]])
+        -> f32[1, 4, 2, 2], f32[1, 4, 2, 2], f32[4] {{
+        %a = graph.constant(name = "a") : f32[4, 2, 1, 1]
+        %b = graph.constant(name = "b") : f32[4, 2, 1, 1]
+        %0 = graph.conv2d(%x, %a) : f32[1, 4, 1, 2]
+        %1 = graph.conv2d(%x, %b) : f32[1, 4, 1, 2]
+        %2 = graph.repeat(%0, repeats = 2, axis = 2) : f32[1, 4, 2, 2]
+        %3 = graph.repeat(%1, repeats = 2, axis = 2) : f32[1, 4, 2, 2]
+        {steps}
+        graph.return(%2, %3, %s24)
+      }}
+    }}"""
+    arrays = {n: RNG.normal(size=(4, 2, 1, 1)).astype(np.float32) for n in "ab"}
+    module = parse(text, constants=Constants({**arrays, "s0": np.zeros(4, np.float32)}))
+    out = run_pipeline(module, Pipeline.parse("merge-products"), PassContext("opencl"))
+    assert out.main.updates == ((1, 2),)
+    assert count(out, "graph.conv2d") == 1
+
+
 def test_repeated_layers_are_counted_once(monkeypatch):
     counted = []
     count_of = Savings._count
