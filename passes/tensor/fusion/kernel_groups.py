@@ -323,10 +323,9 @@ class _Builder:
 
     def _gather_fits(self, op: Op, g: KernelGroup, inside: list[int]) -> bool:
         """A gather whose indices the same thread computes; its data must be in memory."""
-        if g.rows or g.anchor.name in ORDERED or 0 in inside or tuple(dims(op, "par").values()) != g.shape:
+        if g.rows or g.anchor.name in ORDERED or tuple(dims(op, "par").values()) != g.shape:
             return False
-        par = tuple(map(Sym, dims(op, "par")))
-        return all(reads(op)[i - 1] == par for i in inside)
+        return all(_reads_its_point(op, i) for i in inside)
 
     def _absorb_prologues(self, op: Op, host: KernelGroup) -> None:
         for v in op.operands:
@@ -487,7 +486,7 @@ class _Builder:
             return False
         made = _made(g)
         return all(
-            v in made and identity_read(op, i) and fills(op)[i] is None
+            v in made and _reads_its_point(op, i)
             for op in host.ops
             for i, v in enumerate(op.operands)
             if self.group_of(v) is g
@@ -572,6 +571,16 @@ def _arguments(ops: Sequence[Op]) -> set[Value]:
     """What a kernel of these ops reads and may write: no more than its arguments."""
     made = {r for op in ops for r in op.results}
     return {v for op in ops for v in op.operands if v not in made} | made
+
+
+def _reads_its_point(op: Op, operand: int) -> bool:
+    """Return whether a map or a gather reads an operand where it is itself.
+
+    What a gather takes elements from must be in memory.
+    """
+    if op.name == "tensor.gather":
+        return operand > 0 and reads(op)[operand - 1] == tuple(map(Sym, dims(op, "par")))
+    return identity_read(op, operand) and fills(op)[operand] is None
 
 
 def _made(g: KernelGroup) -> set[Value]:

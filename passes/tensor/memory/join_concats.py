@@ -323,7 +323,7 @@ def selected_pieces(op: Op) -> tuple[int, tuple[int, ...]] | None:
     starts, index, left = [0], None, list(op.body.params)
     while value in made:
         select = made[value]
-        if select.name != "scalar.select" or select.operands[1] is not left.pop(0) or not left:
+        if select.name != "scalar.select" or len(left) < 2 or select.operands[1] is not left.pop(0):
             return None
         test = made.get(select.operands[0])
         if test is None or test.name != "scalar.lt" or not all(v in made for v in test.operands):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import tilewright as tw
-from tilewright.ir import parse
+from tilewright.ir import Constants, parse
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 
 GATE = """%{name} = tensor.map(%p, par = (i: 4, j: 8), reads = [[i, j + {start}]]) : f32[4, 8] {{
@@ -124,3 +124,21 @@ def test_joined_look_ups_give_the_same(behind):
     wanted = tw.interpret(parse(text), *inputs)
     for got, want in zip(tw.interpret(fused(text), *inputs), wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_gather_of_what_another_one_makes_has_a_kernel_of_its_own():
+    """Elements are looked up in memory."""
+    text = """module @m {
+      graph.func @main(%x: f32[10, 6, 3], %i: i32[2, 5]) -> f32[5, 3] {
+        %0 = graph.gather_nd(%x, %i) : f32[5, 3]
+        %1 = graph.constant(name = "lengths") : i32[5]
+        %2 = graph.reverse_sequence(%0, %1, seq_axis = 1, batch_axis = 0) : f32[5, 3]
+        graph.return(%2)
+      }
+    }"""
+    module = parse(text, constants=Constants({"lengths": np.array([1, 2, 3, 2, 3], np.int32)}))
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((10, 6, 3)).astype(np.float32)
+    i = np.stack([rng.integers(0, 10, 5), rng.integers(0, 6, 5)]).astype(np.int32)
+    with tw.compile(module, "opencl") as exe:
+        np.testing.assert_array_equal(exe(x, i)[0], tw.interpret(module, x, i)[0])

@@ -131,3 +131,18 @@ def test_norms_of_moved_rows_are_right(move, dtype):
         (found,) = exe(*inputs)
     tolerance = 2e-3 if dtype == "f16" else 2e-5
     np.testing.assert_allclose(found.astype(np.float64), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_maps_that_choose_among_more_than_they_read_are_no_copies():
+    """The halves of a real spectrum, inverted: a choice by index whose last part is computed."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(130).astype(np.float32) for _ in range(2))
+    module = parse("""module @m {
+      graph.func @main(%x: f32[130], %y: f32[130]) -> f32[130] {
+        %0, %1 = graph.dft(%x, %y, inverse = true) : f32[130], f32[130]
+        graph.return(%0)
+      }
+    }""")
+    with tw.compile(module, "opencl") as exe:
+        (got,) = exe(x, y)
+    np.testing.assert_allclose(got, np.fft.ifft(x + 1j * y).real, atol=1e-5)
