@@ -14,7 +14,9 @@ from tilewright.ir.types import DTYPES, LANES, SPACES
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NAMES = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,8}", fullmatch=True)
-KEYS = st.one_of(NAMES, st.sampled_from(["loc", "in", "module", "true", "inf", "min", "graph"]))
+KEYS = st.one_of(
+    NAMES, st.sampled_from(["loc", "in", "module", "true", "inf", "min", "graph", "r.b0_n", "row.0"])
+)
 SYMBOL_NAMES = st.sampled_from(
     ["i", "kh", "tid", "bid.x", "bid.y", "min", "max", "module", "loc", "in", "inf1", "N_0"]
 )

@@ -14,7 +14,7 @@ from tilewright.ir import Attr, Expr, Func, Level, Op, Pairs, Sym, TensorType, V
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import Ranges, simplify
 from tilewright.ir.tensor.join_ops import placed
-from tilewright.ir.tensor.ops import STRUCTURED, dims, domain, ranges_of, reads
+from tilewright.ir.tensor.ops import REDUCING, STRUCTURED, dims, domain, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.decision import has_parameters
 from tilewright.passes.rewriting.values import with_indices, with_types
@@ -60,7 +60,8 @@ class _Tied:
 def _tied(ops: Sequence[Op], seed: Op, position: int, count: int, among: set[Value]) -> _Tied:
     """The dimensions at `position` of `seed`, of ops of the same domain, and those that reads tie to them.
 
-    A read [.., y, x, ..] ties the dimensions of its op to those of the value, if that is one of `among`.
+    A read [.., y, x, ..] ties the dimensions of its op to those of the value, if that is one of `among`. Sums
+    of the same domain are tied, too, whether or not a read does it: a kernel walks along its rows alike.
     """
     tied = _Tied(count)
     for op in ops:
@@ -87,6 +88,10 @@ def _tied(ops: Sequence[Op], seed: Op, position: int, count: int, among: set[Val
                     tied.values[r] = tied.ops[op]
                 elif r in tied.values:
                     tied.ops[op] = tied.values[r]
+            if op in tied.ops and op.name in REDUCING:
+                for other in ops:
+                    if other.name in REDUCING and dims(other, "par") == dims(op, "par"):
+                        tied.ops.setdefault(other, tied.ops[op])
     return tied
 
 

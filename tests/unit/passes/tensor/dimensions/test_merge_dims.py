@@ -250,6 +250,24 @@ def kernels(factors):
     return st.builds(random_kernel, st.lists(st.sampled_from(sorted(factors)), max_size=3), **SIZES)
 
 
+def test_sums_side_by_side_name_their_rows_alike():
+    text = """
+    module @m {
+      tensor.func @k(%x: f32[2, 6, 8], %z: f32[2, 6, 8], %v: f32[2, 6, 4]) -> f32[2, 6], f32[2, 6, 4] {
+        %s = tensor.reduce(%x, par = (b: 2, n: 6), red = (m: 8), reads = [[b, n, m]]) : f32[2, 6] SUM
+        %t = tensor.reduce(%z, par = (b: 2, n: 6), red = (m: 8), reads = [[b, n, m]]) : f32[2, 6] SUM
+        %out = tensor.map(%v, %s, par = (b: 2, n: 6, e: 4), reads = [[b, n, e], [b, n]]) : f32[2, 6, 4] MUL
+        tensor.return(%t, %out)
+      }
+      tensor.func @main(%x: f32[2, 6, 8], %z: f32[2, 6, 8], %v: f32[2, 6, 4]) -> f32[2, 6], f32[2, 6, 4] {
+        %t, %out = tensor.call(%x, %z, %v, callee = @k) : f32[2, 6], f32[2, 6, 4]
+        tensor.return(%t, %out)
+      }
+    }
+    """
+    assert domains(text.replace("SUM", SUM).replace("MUL", MUL)) == [[12], [12], [12, 4]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(kernels(FACTORS))
 def test_random_kernels_compute_the_same(text):
