@@ -7,7 +7,7 @@ alone, in any order, on any device, and again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -60,6 +60,11 @@ def digits(kept: int, bits: int) -> tuple[bool, ...]:
     """The binary digits of kept / 2^bits behind the point, up to the last one that is set."""
     binary = f"{kept:0{bits}b}".rstrip("0")
     return tuple(d == "1" for d in binary)
+
+
+def mask_calls(wanted: Sequence[bool]) -> int:
+    """Calls that give a word for each of these digits."""
+    return -(-len(wanted) // CALL_WORDS)
 
 
 def _infer(types: Sequence[Type], attrs: Attrs) -> Sequence[Type]:
@@ -127,7 +132,7 @@ def _evaluate_mask(inputs: Sequence[np.ndarray], attrs: Attrs) -> Sequence[np.nd
     shape, wanted = tuple(attrs["shape"]), digits(attrs["kept"], attrs["bits"])
     groups, column = np.divmod(_places(attrs), np.uint64(WORD_BITS))
     needed, which = np.unique(groups, return_inverse=True)
-    calls = -(-len(wanted) // CALL_WORDS)
+    calls = mask_calls(wanted)
     numbers = needed[:, None] * np.uint64(calls) + np.arange(calls, dtype=np.uint64)
     words = _words(numbers, inputs, attrs, MASK_ROUNDS).reshape(len(needed), -1)
     kept = np.zeros(len(needed), np.uint32)
@@ -159,10 +164,31 @@ def _operations(op: Op) -> int:
 
 def _mask_operations(op: Op) -> int:
     """Those of all calls that words of 32 elements need, and of their digits."""
-    count = len(digits(op.integer("kept"), op.integer("bits")))
-    calls = -(-count // CALL_WORDS) * MASK_ROUNDS * _ROUND_OPERATIONS
-    return -(-op.result.tensor.size // WORD_BITS) * (calls + count)
+    wanted = digits(op.integer("kept"), op.integer("bits"))
+    calls = mask_calls(wanted) * MASK_ROUNDS * _ROUND_OPERATIONS
+    return -(-op.result.tensor.size // WORD_BITS) * (calls + len(wanted))
 
+
+def _facts(operations: Callable[[Op], int]) -> Facts:
+    """What is known of an array that is drawn by so many operations."""
+    return Facts(
+        elements=Elements.COMPUTES,
+        flops=operations,
+        precision=Precision.ANY,
+        exact=True,
+        division=by_rules(rows=_rows),
+        extents=attributes_stay,
+        report=ReportClass.OF_KERNEL,
+        gradient=Gradient.NONE,
+    )
+
+
+#: from which sequence an array is drawn, and what it is a box of
+_BOX = {
+    "stream": AttrDef("int", 0, "which of the independent sequences of one seed and step"),
+    "whole": AttrDef("ints", (), "shape of the array that the result is a box of; empty: `shape`"),
+    "origin": AttrDef("ints", (), "index in it of the first element; empty: zeros"),
+}
 
 define(
     "graph.random_bits",
@@ -171,25 +197,10 @@ define(
     "of the whole array in row-major order is part i % n of call i // n, where a call makes n = 128 / bits "
     "elements, lowest bits of the first word first. The key is the seed, the counter the number of the call "
     "(low word), the stream, the step, the number of the call (high word).",
-    attrs={
-        "shape": AttrDef("ints"),
-        "bits": AttrDef("int", 16),
-        "stream": AttrDef("int", 0, "which of the independent sequences of one seed and step"),
-        "whole": AttrDef("ints", (), "shape of the array that the result is a box of; empty: `shape`"),
-        "origin": AttrDef("ints", (), "index in it of the first element; empty: zeros"),
-    },
+    attrs={"shape": AttrDef("ints"), "bits": AttrDef("int", 16), **_BOX},
     infer=_infer,
     evaluate=_evaluate,
-    facts=Facts(
-        elements=Elements.COMPUTES,
-        flops=_operations,
-        precision=Precision.ANY,
-        exact=True,
-        division=by_rules(rows=_rows),
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        gradient=Gradient.NONE,
-    ),
+    facts=_facts(_operations),
 )
 
 define(
@@ -201,24 +212,8 @@ define(
     "ceil((n + 1) / 4) calls from number c (i // 32) on, with the key and the counter that random_bits has. "
     "It holds where f(w0, d0, f(w1, d1, .. f(wn, dn, 0))) is 1, with f(w, 1, x) = w | x and f(w, 0, x) = "
     "w & x: 32 elements take one operation on words for each digit.",
-    attrs={
-        "shape": AttrDef("ints"),
-        "kept": AttrDef("int"),
-        "bits": AttrDef("int", 16),
-        "stream": AttrDef("int", 0, "which of the independent sequences of one seed and step"),
-        "whole": AttrDef("ints", (), "shape of the array that the result is a box of; empty: `shape`"),
-        "origin": AttrDef("ints", (), "index in it of the first element; empty: zeros"),
-    },
+    attrs={"shape": AttrDef("ints"), "kept": AttrDef("int"), "bits": AttrDef("int", 16), **_BOX},
     infer=_infer_mask,
     evaluate=_evaluate_mask,
-    facts=Facts(
-        elements=Elements.COMPUTES,
-        flops=_mask_operations,
-        precision=Precision.ANY,
-        exact=True,
-        division=by_rules(rows=_rows),
-        extents=attributes_stay,
-        report=ReportClass.OF_KERNEL,
-        gradient=Gradient.NONE,
-    ),
+    facts=_facts(_mask_operations),
 )

@@ -93,8 +93,8 @@ class _Training:
         self.state: dict[str, Value] = {}  # new parameters by name
         self.initial: dict[str, np.ndarray] = {}
         self.moved: dict[str, Tensor] = {}  # what they become
-        drawn = ("graph.random_bits", "graph.random_mask")
-        streams = [op.integer("stream") for op in self.main.body.ops if op.name in drawn]
+        drawn = [op for op in self.main.body.ops if op.get("stream") is not None]
+        streams = [op.integer("stream") for op in drawn]
         self.stream = max(streams, default=-1) + 1
 
     def run(self) -> Module:
@@ -195,7 +195,7 @@ class _Training:
         return mask.where(x * scale, 0)
 
     def is_softmax(self, v: Value) -> bool:
-        """Whether a value is the result of a softmax, in another type or order of dimensions or not."""
+        """Return whether a value is a softmax, in another type or order of dimensions or not."""
         op = self.producers.get(v)
         while op is not None and op.name in ("graph.cast", "graph.transpose"):
             op = self.producers.get(op.operands[0])

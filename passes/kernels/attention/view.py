@@ -82,7 +82,7 @@ class AttentionView(Attention):
         """A weight, written as `product`, or zero where dropout takes it away; without the factor."""
         if self.kept is None:
             return self.product
-        zero = Apply("scalar.const", (("value", 0.0), ("dtype", "f32")), _F32, ())
+        zero = constant(0.0)
         return Apply("scalar.select", (), _F32, (self.kept, self.product, zero))
 
     @property

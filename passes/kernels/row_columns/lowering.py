@@ -82,13 +82,10 @@ class _RowsAndColumns(RowsKept):
             with self.walk(self.steps(phase)) as step, self.elements(phase, whole=False) as v:
                 w.store(w.b.const(neutral(phase.op), dtype), kept, (step, v))
             self.columns[number] = kept
-        params = [x for x in self.reused if x in w.inputs]
-        moving = [x for x in params if read_by_row(self.uses[x])]
+        moving = [x for x in self.reused if x in w.inputs and read_by_row(self.uses[x])]
         trips = length // self.rows
         self._at_rows(0)
-        for x in params:
-            self._alloc(x)
-            self.read_kept(x, self.kept[x])
+        self.preload()
         behind = {x: self.kept[x] for x in moving} if trips > 1 else {}
         with w.loop("t", trips) as t:
             for x, registers in behind.items():

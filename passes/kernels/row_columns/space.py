@@ -98,12 +98,12 @@ def kept_registers(kernel: Func, view: RowsAndColumns) -> float:
 
 
 def read_by_row(uses: Uses) -> bool:
-    """Whether rows have elements of a parameter of their own."""
+    """Return whether rows have elements of a parameter of their own."""
     return any(s.startswith("row.") for at in uses.indices for e in at for s in symbols(e))
 
 
 def keeps_rows(view: RowsAndColumns, steps: int, vec: int, words: float) -> bool:
-    """Whether a thread's registers hold its part of a row, `words` for each element, beside its sums."""
+    """Return whether registers hold a thread's part of a row, `words` for each element, beside its sums."""
     return words == 0.0 or (steps <= _STEPS and steps * vec * (words + len(view.sums)) <= _ALL_REGISTERS)
 
 

@@ -9,13 +9,13 @@ from tilewright.ir import Builder, Op, Sym, Value
 from tilewright.ir.expr import Expr
 from tilewright.ir.graph_ops.random import (
     CALL_BITS,
-    CALL_WORDS,
     MASK_ROUNDS,
     PHILOX_FACTORS,
     PHILOX_KEY_STEPS,
     PHILOX_ROUNDS,
     WORD_BITS,
     digits,
+    mask_calls,
     region,
 )
 from tilewright.passes.lower.lowering import dim_names, elementwise, lowering, result_type
@@ -46,7 +46,7 @@ def random_mask(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """The bit of the element in the word that its group of 32 computes."""
     t, wanted = result_type(op), digits(op.integer("kept"), op.integer("bits"))
     place = _place(op)
-    calls = -(-len(wanted) // CALL_WORDS)
+    calls = mask_calls(wanted)
 
     def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
         first = place // WORD_BITS * calls

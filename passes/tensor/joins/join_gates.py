@@ -126,15 +126,13 @@ class _Choice:
         return alone_s(found.kernel.with_attrs(**{WEIGHTS: positions}), self.ctx, self.hardware) or inf
 
     def _has_constant_weights(self, call: Op) -> bool:
-        """Whether the second factor of a call's product is a constant."""
+        """Return whether the second factor of a call's product is a constant."""
         kernel = self.kernels[callee_of(call)]
         (product,) = (op for op in kernel.body.ops if op.name == "tensor.contract")
         weights = product.operands[1]
-        made = (
-            self.producers.get(call.operands[kernel.params.index(weights)])
-            if weights in kernel.params
-            else None
-        )
+        if weights not in kernel.params:
+            return False
+        made = self.producers.get(call.operands[kernel.params.index(weights)])
         return made is not None and made.name == "tensor.constant"
 
 
