@@ -52,7 +52,7 @@ def plan_module(
     placed: whether buffers get their places in the arena, which streams that are chosen later would change.
     sources, codes: per kernel function, its emitted text and what is stored of it. Each communication also
     depends on the one before, so that their order, which is that of the other ranks, is part of the plan.
-    Raises InputError where @main holds anything but calls, communications, joins and constants.
+    Raises InputError where @main holds anything but calls, communications, joins, parts and constants.
     """
     plan = _Planner(module, sources, codes, target).plan()
     return validate(place_arena(plan)) if placed else plan
@@ -100,11 +100,13 @@ class _Planner:
                 self.call(op)
             elif op.name == "tensor.join":
                 self.join(op)
+            elif op.name == "tensor.part":
+                self.part(op)
             elif op.name == COMMUNICATE:
                 self.communicate(op)
             else:
                 raise InputError(
-                    f"expected calls, communications, joins and constants in @main, got {op.name}",
+                    f"expected calls, communications, joins, parts and constants in @main, got {op.name}",
                     where=op.loc,
                 )
         for old, new in ((main.params[i], returned[r]) for i, r in main.updates):
@@ -177,6 +179,15 @@ class _Planner:
         if op.result not in self.names:
             self.buffer(op.result, op.result.hint or "joined", "arena")
         self.writers[op.result] = frozenset().union(*(self.writers.get(v, ()) for v in op.operands))
+
+    def part(self, op: Op) -> None:
+        """Nothing runs: the result is bytes of its operand's buffer."""
+        (whole,), t = op.operands, op.result.tensor
+        size = itemsize(t.dtype)
+        self.named(op.result, op.result.hint or "part")
+        buffer = _buffer(self.names[op.result], t, "alias", "")
+        self.buffers.append(replace(buffer, offset=op.integer("start") * size, base=self.names[whole]))
+        self.writers[op.result] = self.writers.get(whole, frozenset())
 
     def call(self, op: Op) -> None:
         ref = op["callee"]

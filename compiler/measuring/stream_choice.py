@@ -27,7 +27,7 @@ from tilewright.runtime.streams.policies import AUTO_CANDIDATES, LIMITED, POLICI
 #: a plan of several streams must be this much faster than what comes before it to be taken
 GAIN = 1.01
 #: the most per cent of memory that several streams may take more for each per cent of time that they save,
-#: and the bytes of an arena up to which nobody asks
+#: and the bytes of an arena up to which nobody asks; the memory of a step is that of its state as well
 WORTH, FLOOR_BYTES = 2.0, 4 << 20
 REPLAYS = 30
 #: what `model` and `auto` compare
@@ -134,7 +134,7 @@ def choose_streams(
     start early save by the model, which they do on one stream only. Raises InputError for an unknown policy.
 
     What runs side by side shares no memory: `model` and `auto` take several streams only where each per cent
-    of time that they save costs at most `WORTH` per cent of the arena.
+    of time that they save costs at most `WORTH` per cent of the arena and the state together.
     """
     check_policy(policy)
     if policy in ("model", "auto") and communications(plan):
@@ -168,7 +168,9 @@ def _chosen(
     if choice.policy != first and chosen.arena_bytes > FLOOR_BYTES:
         simple = with_streams(plan, plan_streams(plan.dag, first, work))
         faster = choice.times[first] / choice.times[choice.policy] - 1
-        if chosen.arena_bytes > (1 + WORTH * faster) * simple.arena_bytes:
+        state_bytes = sum(b.nbytes for b in plan.buffers if b.kind == "state")
+        least, most = (state_bytes + p.arena_bytes for p in (simple, chosen))
+        if most > (1 + WORTH * faster) * least:
             return StreamChoice(simple, first, chosen_by, choice.times)
     return StreamChoice(chosen, choice.policy, chosen_by, choice.times)
 

@@ -47,8 +47,8 @@ def settled_positions(module: Module) -> dict[str, tuple[int, ...]]:
         given = 0
         for v in op.operands:
             given |= writers.get(v, 0)
-        if op.name == "tensor.join":
-            writers.update(dict.fromkeys(op.results, given))  # the pieces are written where they lie
+        if op.name in ("tensor.join", "tensor.part"):
+            writers.update(dict.fromkeys(op.results, given))  # pieces are written and read where they lie
             continue
         above = 0
         for number in _members(given):

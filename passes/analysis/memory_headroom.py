@@ -98,8 +98,11 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
 
 
 def joined_arrays(main: Func) -> dict[Value, Value]:
-    """The array that holds each piece of a join."""
+    """The array that holds each piece of a join, and the one that holds each part of an array."""
     whole: dict[Value, Value] = {}
+    for op in main.body.ops:
+        if op.name == "tensor.part":
+            whole[op.result] = op.operands[0]
     for op in reversed(main.body.ops):
         if op.name == "tensor.join":
             whole.update(dict.fromkeys(op.operands, whole.get(op.result, op.result)))
@@ -126,6 +129,7 @@ def overwritten_operands(call: Op, kernel: Func, joined: Collection[Value] = ())
         v
         for v, p in zip(call.operands, kernel.params, strict=True)
         if v.tensor.nbytes in sizes
+        and v not in joined
         and all(_reads_own_point(op, p) for op in kernel.body.ops if p in op.operands)
     ]
 

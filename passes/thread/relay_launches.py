@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Literal
@@ -36,11 +36,14 @@ from tilewright.passes.analysis.work.weight_traffic import (
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.kernels.decision import decision_of
+from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.passes.thread.scopes import launch_ranges
 
 When = Literal["auto", "always", "never"]
 Release = Literal["after-wait", "first"]
+#: seconds of a replay that are worth compiling a twin of a kernel, which releases nothing
+TWIN_GAIN_S = 2e-6
 _CONTROL = ("thread.loop", "thread.if", "thread.yield")
 
 
@@ -53,11 +56,16 @@ def relay_launches(
     rewrite:  func @k(...) { wait_for_launches; ... }
         -->   func @k(...) { wait_for_launches; release_dependents; ... }
 
+    rewrite:  call(callee = @k); call(callee = @k); call(callee = @large)
+        -->   call(callee = @k); call(callee = @k_alone_0); call(callee = @large)
+
     A launch and the next one are a relay where both fit on the GPU at the same time, each with its blocks
     spread evenly: so no block of the later one crowds where another has ended. Its blocks then have computed
-    their indices, and their weights are on the way, when the earlier launch ends. A kernel releases where it
-    does so in all its launches; `auto` asks the cost model whether that saves time, `always` takes all that
-    fit, `never` none. Registers are known once kernels are compiled, and are checked then.
+    their indices, and their weights are on the way, when the earlier launch ends. A kernel
+    releases in all its launches or in none; where some of the next ones do not fit, but relays with the
+    others save `TWIN_GAIN_S`, a twin of it runs before those. `auto` asks the cost model whether relays save
+    time, `always` takes all that fit, `never` none. Registers are known once kernels are compiled, and are
+    checked then.
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what
@@ -75,7 +83,7 @@ def relay_launches(
         hardware = ctx.hardware or load_hardware(ctx.target)
         if isinstance(hardware, GpuHardware):
             relays = _Relays(module, hardware)
-            releasing, started = relays.chosen(always=when == "always")
+            module, releasing, started = relays.chosen(always=when == "always")
             if not relays.in_l2:
                 module = module.with_funcs(
                     tuple(_with_late_constants(f) if f.name in started else f for f in module.funcs)
@@ -103,22 +111,30 @@ class _Relays:
     def __init__(self, module: Module, gpu: GpuHardware) -> None:
         self.gpu = gpu
         self.in_l2 = not weights_leave_l2(module, gpu)
-        kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
-        names = list(_launched(module))
-        self.edges = [
-            (u, v, kernels[u], kernels[v]) for u, v in pairwise(names) if u in kernels and v in kernels
-        ]
+        self.module = module
+        self.kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
+        pairs = enumerate(pairwise(_launched(module)))
+        #: launches, by number, that the next one may overlap, with the kernels of both
+        self.edges = [(i, u, v) for i, (u, v) in pairs if u in self.kernels and v in self.kernels]
 
-    def chosen(self, *, always: bool) -> tuple[set[str], set[str]]:
-        """The kernels that release, and those of which a launch then starts early."""
+    def chosen(self, *, always: bool) -> tuple[Module, set[str], set[str]]:
+        """The module with twins, the kernels that release, and those of which a launch then starts early."""
         gains: dict[str, float] = {}
-        crowded: set[str] = set()
-        for name, _, first, second in self.edges:
-            if not first.footprint.fits_beside(second.footprint, self.gpu):
-                crowded.add(name)
-            gains[name] = gains.get(name, 0.0) + self._gain_s(first, second)
-        releasing = {n for n, gain_s in gains.items() if n not in crowded and (always or gain_s > 0.0)}
-        return releasing, {v for u, v, *_ in self.edges if u in releasing}
+        crowded: dict[str, list[int]] = {}
+        for i, u, v in self.edges:
+            first, second = self.kernels[u], self.kernels[v]
+            fits = first.footprint.fits_beside(second.footprint, self.gpu)
+            gains[u] = gains.get(u, 0.0) + (self._gain_s(first, second) if fits else 0.0)
+            if not fits:
+                crowded.setdefault(u, []).append(i)
+        releasing = {
+            name
+            for name, gain_s in gains.items()
+            if (gain_s >= TWIN_GAIN_S if name in crowded else always or gain_s > 0.0)
+        }
+        alone = {i for name in releasing for i in crowded.get(name, ())}
+        started = {v for i, u, v in self.edges if u in releasing and i not in alone}
+        return _with_twins(self.module, alone), releasing, started
 
     def _gain_s(self, first: _Kernel, second: _Kernel) -> float:
         early = second.weights.total - second.weights.exposed
@@ -129,13 +145,33 @@ class _Relays:
 
 def _launched(module: Module) -> Iterator[str]:
     """The kernels of all launches in their order; a communication, which has no kernel, as an empty name."""
+    return (ref.name if isinstance(ref := op.get("callee"), Ref) else "" for op in _launches(module))
+
+
+def _launches(module: Module) -> Iterator[Op]:
+    """The calls and communications of @main."""
     for main in (f for f in module.funcs if f.name == "main"):
-        for op in main.body.ops:
-            ref = op.get("callee")
-            if isinstance(ref, Ref):
-                yield ref.name
-            elif op.name == COMMUNICATE:
-                yield ""
+        yield from (op for op in main.body.ops if isinstance(op.get("callee"), Ref) or op.name == COMMUNICATE)
+
+
+def _with_twins(module: Module, alone: Collection[int]) -> Module:
+    """The module in which the launches of these numbers are those of twins of their kernels."""
+    if not alone:
+        return module
+    twins: dict[str, Func] = {}
+    moved: dict[Op, Op] = {}
+    names = {f.name for f in module.funcs}
+    for i, op in enumerate(_launches(module)):
+        ref = op.get("callee")
+        if i not in alone or not isinstance(ref, Ref):
+            continue
+        if ref.name not in twins:
+            twins[ref.name] = replace(module[ref.name], name=numbered(f"{ref.name}_alone", names))
+        moved[op] = op.with_attrs(callee=Ref(twins[ref.name].name))
+    main = module.main
+    body = main.body.with_ops(tuple(moved.get(op, op) for op in main.body.ops))
+    others = (main.with_body(body) if f is main else f for f in module.funcs)
+    return module.with_funcs((*others, *twins.values()))
 
 
 def _may_overlap(func: Func) -> bool:

@@ -100,15 +100,30 @@ def _vector(op: Op, p: ContractParameters, hardware: Hardware) -> int:
 def _steps(
     op: Op, channels: tuple[str, ...], p: ContractParameters, thread: Mapping[str, int]
 ) -> dict[str, int]:
-    """Chunk of each plainly reduced dimension: the model's for the last one, single indices of the others."""
+    """Chunk of each plainly reduced dimension: the model counts them as one, whose last ones are whole first.
+
+    So a block goes through as many chunks as the model says, or a few more where extents do not divide.
+    """
     sizes = domain(op)
-    out = dict.fromkeys(channels[:-1], 1)
+    out = dict.fromkeys(channels, 1)
     if not channels:
         return out
-    last = channels[-1]
-    most = p.step["c"] if p.staging == "shared" else _private_step(op, last, out, thread)
-    out[last] = max(s for s in range(1, max(1, min(most, sizes[last])) + 1) if sizes[last] % s == 0)
+    if p.staging != "shared":
+        last = channels[-1]
+        out[last] = _divisor(sizes[last], _private_step(op, last, dict.fromkeys(channels[:-1], 1), thread))
+        return out
+    left = p.step["c"]
+    for name in reversed(channels):
+        out[name] = _divisor(sizes[name], left)
+        left //= out[name]
+        if out[name] < sizes[name]:
+            break
     return out
+
+
+def _divisor(extent: int, most: int) -> int:
+    """The largest divisor of an extent that is at most this, and 1 at least."""
+    return max(s for s in range(1, max(1, min(most, extent)) + 1) if extent % s == 0)
 
 
 def _private_step(op: Op, channel: str, step: Mapping[str, int], thread: Mapping[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""Batch normalisation at inference, local response normalisation, softmax and log-softmax."""
+"""Local response normalisation, softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -16,26 +16,6 @@ from tilewright.passes.lower.lowering import (
     result_type,
 )
 from tilewright.passes.lower.scalars import Scalar, Scalars
-
-
-@lowering("graph.batch_norm")
-def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
-    """(x - mean) / sqrt(variance + epsilon) * gamma + beta along one axis."""
-    t = result_type(op)
-    names = dim_names(t.rank)
-    axis = Sym(names[op.integer("axis") % t.rank])
-    reads = [tuple(map(Sym, names)), *[(axis,)] * 4]
-
-    acc = accumulated(t).dtype
-
-    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        v, gamma, beta, mean, var = (i.cast(a, acc) for a in p)
-        root = (var + op.number("epsilon")).apply("sqrt")
-        v = (v - mean) / root
-        v = v * gamma if op["scale"] else v
-        return i.cast(v + beta if op["center"] else v, t.dtype)
-
-    return [elementwise(b, x, t, body, reads)]
 
 
 @lowering("graph.lrn")

@@ -1,4 +1,4 @@
-"""Layer, group and instance norm, and normalisation by length: folds for the moments, then one map."""
+"""Batch, layer, group and instance norm, and normalisation by length: moments of folds, then one map."""
 
 from __future__ import annotations
 
@@ -53,17 +53,19 @@ def _moments(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
 
 
 def _inverse_roots(b: Builder, op: Op, moments: tuple[Value, Value]) -> tuple[Value, Value]:
-    """Mean, and 1 / sqrt(variance + epsilon) in place of the variance.
+    """Mean, and 1 / sqrt(variance + epsilon) in the type of sums in place of the variance.
 
     Elements are multiplied by it: a root and a division for every one took twice the time that its traffic
     takes on an H200, and two thirds of a norm of few rows.
     """
     mean, variance = moments
 
-    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
-        return 1.0 / (p[0] + op.number("epsilon")).apply("sqrt")
+    t = accumulated(variance.tensor)
 
-    return mean, elementwise(b, [variance], variance.tensor, body)
+    def body(i: Scalars, p: Sequence[Scalar]) -> Scalar:
+        return 1.0 / (i.cast(p[0], t.dtype) + op.number("epsilon")).apply("sqrt")
+
+    return mean, elementwise(b, [variance], t, body)
 
 
 def _standardised(
@@ -111,6 +113,14 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     group = Sym(names[axis]) // max(1, t.shape[axis] // groups)
     moments = _inverse_roots(b, op, _moments(b, view, axes))
     return [_standardised(b, op, x, moments, (Sym(names[0]), group))]
+
+
+@lowering("graph.batch_norm")
+def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
+    """By moments of channels that are known."""
+    *normed, mean, variance = x
+    axis = Sym(dim_names(result_type(op).rank)[op.integer("axis") % result_type(op).rank])
+    return [_standardised(b, op, normed, _inverse_roots(b, op, (mean, variance)), (axis,))]
 
 
 @lowering("graph.batch_norm_training")

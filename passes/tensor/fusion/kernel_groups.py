@@ -48,6 +48,8 @@ FEW_ROWS = 64
 #: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
 #: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
 #: so of a large GPU
+#: bytes of a factor that tensor cores read, up to which computing it on the way takes less than a launch
+COMPUTED_BYTES = 1 << 20
 SMALL_BYTES, WALKED_BYTES, LINES_ACROSS_BYTES = 1 << 16, 1 << 20, 128 * LINE_BYTES
 
 
@@ -336,11 +338,27 @@ class _Builder:
                 continue
             if host.number == g.number:
                 continue
-            cheap = sum(map(prologue_cost, g.ops)) <= MAX_PROLOGUE_COST
+            cheap = sum(map(prologue_cost, g.ops)) <= MAX_PROLOGUE_COST and not self._slows(op, g)
             if self._is_copy_of_large(g):
                 self.copies.append((g, op, host if cheap else None))
             elif cheap:
                 self._merge(g, host)
+
+    def _slows(self, op: Op, g: KernelGroup) -> bool:
+        """Return whether a product takes longer to compute a large factor than a kernel takes to store it.
+
+        On tensor cores it does: what is copied asynchronously cannot be computed on the way. A factor is the
+        larger the more often its elements are read, as those of a convolution are by each tap.
+        """
+        if not self.training or not on_tensor_cores(op):
+            return False
+        extents = domain(op)
+        read_bytes = 0
+        for v, at in zip(op.operands, reads(op), strict=True):
+            if self.result.source.get(v) is g:
+                met = {name for e in at for name in symbols(e)}
+                read_bytes += prod(extents[name] for name in met) * itemsize(v.tensor.dtype)
+        return read_bytes > COMPUTED_BYTES
 
     def _is_copy_of_large(self, g: KernelGroup) -> bool:
         """Return whether a group of maps makes a large array of what the forward pass has stored."""

@@ -86,6 +86,43 @@ def test_two_launches_that_do_not_fit_side_by_side_are_no_relay(fits, does_not):
     assert RELEASE not in ops_of(pair(**does_not), "{when=always}")
 
 
+def row_of_steps(steps):
+    """So many launches of a small kernel, and one behind them that takes all of a GPU."""
+    calls = "".join(
+        f"%{i} = tensor.call({f'%{i - 1}' if i else '%x'}, callee = @k) : f32[128]\n" for i in range(steps)
+    )
+    small = pair(block=128)["k"]
+    large = replace(pair(block=1024, grid=133)["k"], name="large")
+    main = parse(f"""module @m {{
+      tensor.func @main(%x: f32[128]) -> f32[1024] {{
+        {calls}
+        %y = tensor.call(%{steps - 1}, callee = @large) : f32[1024]
+        tensor.return(%y)
+      }}
+      tensor.func @k(%x: f32[128]) -> f32[128] {{ tensor.return(%x) }}
+      tensor.func @large(%x: f32[128]) -> f32[1024] {{
+        %0 = tensor.map(%x, par = (i: 1024), reads = [[0]]) : f32[1024] {{ ^(%a: f32) scalar.yield(%a) }}
+        tensor.return(%0)
+      }}
+    }}""").main
+    return pair().with_funcs((main, small, large))
+
+
+def test_a_twin_runs_before_what_does_not_fit():
+    out = run_pipeline(row_of_steps(40), Pipeline.parse("relay-launches"), PassContext("cuda:sm_90a"))
+    assert run_pipeline(out, Pipeline.parse("relay-launches"), PassContext("cuda:sm_90a")) is out
+    called = [op["callee"].name for op in out.main.body.ops[:-1]]
+    assert called == ["k"] * 39 + ["k_alone_0", "large"]
+    assert [releases_dependents(out[n]) for n in ("k", "k_alone_0", "large")] == [True, False, False]
+
+
+def test_no_twin_is_compiled_for_little():
+    given = row_of_steps(2)
+    out = run_pipeline(given, Pipeline.parse("relay-launches"), PassContext("cuda:sm_90a"))
+    assert [f.name for f in out.funcs] == [f.name for f in given.funcs]
+    assert not releases_dependents(out["k"])
+
+
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory):
     return network(tmp_path_factory.mktemp("relays"), COLD)

@@ -63,13 +63,13 @@ def test_the_forward_pass_is_what_the_loss_depends_on():
     assert {op.loc.endswith("'") for op in module.main.body.ops if op.loc and op not in forward} == {True}
 
 
-def test_the_default_is_faster_by_the_model_where_activations_are_wide():
+def test_the_default_takes_far_less_memory_and_about_as_long_where_activations_are_wide():
     module = gradients(3, 1024, 4096)
     out = chosen(module, H100)
     assert out.main["recomputed"] > 0
     before, after = view(module, H100), view(out, H100)
-    assert after.seconds < 0.95 * before.seconds
-    assert after.peak_bytes < before.peak_bytes
+    assert after.seconds < 1.05 * before.seconds
+    assert after.peak_bytes < 0.7 * before.peak_bytes
 
 
 @pytest.mark.parametrize(("width", "batch"), [(8, 4), (64, 64), (256, 2048)])
