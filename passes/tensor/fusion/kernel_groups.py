@@ -48,8 +48,9 @@ FEW_ROWS = 64
 #: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
 #: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
 #: so of a large GPU
-#: bytes of a factor that tensor cores read, up to which computing it on the way takes less than a launch
-COMPUTED_BYTES = 1 << 20
+#: bytes that tensor cores read of a factor, up to which computing it on the way takes less than a launch, and
+#: rows or columns of a block, about
+COMPUTED_BYTES, TILE = 1 << 20, 128
 SMALL_BYTES, WALKED_BYTES, LINES_ACROSS_BYTES = 1 << 16, 1 << 20, 128 * LINE_BYTES
 
 
@@ -348,16 +349,18 @@ class _Builder:
         """Return whether a product takes longer to compute a large factor than a kernel takes to store it.
 
         On tensor cores it does: what is copied asynchronously cannot be computed on the way. A factor is the
-        larger the more often its elements are read, as those of a convolution are by each tap.
+        larger the more often its elements are read: by each tap of a convolution, and by each tile of a
+        block in the dimensions that the other factor alone has.
         """
         if not self.training or not on_tensor_cores(op):
             return False
-        extents = domain(op)
+        par, extents = dims(op, "par"), domain(op)
         read_bytes = 0
         for v, at in zip(op.operands, reads(op), strict=True):
             if self.result.source.get(v) is g:
                 met = {name for e in at for name in symbols(e)}
-                read_bytes += prod(extents[name] for name in met) * itemsize(v.tensor.dtype)
+                tiles = -(-prod(n for name, n in par.items() if name not in met) // TILE)
+                read_bytes += tiles * prod(extents[name] for name in met) * itemsize(v.tensor.dtype)
         return read_bytes > COMPUTED_BYTES
 
     def _is_copy_of_large(self, g: KernelGroup) -> bool:
