@@ -136,7 +136,7 @@ def test_rows_are_read_as_vectors_and_edges_alone():
 
 def test_windows_along_the_row_must_fit_the_code():
     long = CASES["long"][0].replace("s: 9", "s: 260").replace("17, 9]", "17, 260]")
-    long = long.replace("20, 32]", "20, 288]").replace("x: 32", "x: 288")  # where each tap is inside somewhere
+    long = long.replace("20, 32]", "20, 288]").replace("x: 32", "x: 288")  # each tap is inside somewhere
     module = kernels(cast(long, "f16"), {"y": 1, "x": 8}, "cuda:sm_90a")
     with pytest.raises(InputError, match="fewer outputs of x"):
         lower(module, resolve_target("cuda:sm_90a"))
