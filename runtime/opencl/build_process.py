@@ -1,16 +1,20 @@
-"""Builds OpenCL programs in a process of its own: cores share the work where a driver locks its compiler.
+"""Builds OpenCL programs in processes of their own.
 
-`BuildProcess` is what `ProgramBuilder` uses. `python -m tilewright.runtime.opencl.build_process DEVICE` is
-the process: it takes the texts of programs as lines of JSON and gives back their binaries.
+A compiler that crashes ends nothing else, and cores share the work where a driver locks its compiler.
+`BuildProcess` is what `ProgramBuilder` uses, and `shared_process` one that stays for all builders. `python -m
+tilewright.runtime.opencl.build_process DEVICE` is the process: it takes the texts of programs as lines of
+JSON and gives back their binaries.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,19 +41,29 @@ class ProcessEndedError(Exception):
 class BuildProcess:
     """A process that builds programs for the device of this full name; it starts in the background.
 
-    One thread builds at a time; any thread may `close`, which ends a build that is going on. The process ends
-    as well when this one does. `command` is the process, which is given the device's name.
+    One thread builds at a time, others wait; any thread may `close`, which ends a build that is going on. The
+    process ends as well when this one does. `command` is the process, which is given the device's name.
     """
 
     def __init__(self, device: str, *, command: Sequence[str] = ()) -> None:
         module = (sys.executable, "-m", "tilewright.runtime.opencl.build_process")
         self._process = start_child([*(command or module), device])
+        self._turn = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self._process.poll() is not None
 
     def build(self, text: str, options: Sequence[str]) -> bytes | None:
         """The binary of a program; None where the compiler refuses the text.
 
         Raises `ProcessEndedError` where the process ends before that.
         """
+        with self._turn:
+            return self._answer(text, options)
+
+    def _answer(self, text: str, options: Sequence[str]) -> bytes | None:
         orders, answers = self._process.stdin, self._process.stdout
         assert orders is not None
         assert answers is not None
@@ -73,6 +87,38 @@ class BuildProcess:
     def close(self) -> None:
         """End the process; may be called twice."""
         end_child(self._process)
+
+
+_SHARED: dict[str, BuildProcess] = {}
+_SHARING = threading.Lock()
+
+
+def shared_process(device: str) -> BuildProcess:
+    """The process that builds for the device of this full name whatever anyone here asks for.
+
+    It starts when it is first asked for, and again once it has ended.
+    """
+    with _SHARING:
+        process = _SHARED.get(device)
+        if process is None or process.ended:
+            process = _SHARED[device] = BuildProcess(device)
+        return process
+
+
+@atexit.register
+def _close_shared() -> None:
+    for process in _SHARED.values():
+        process.close()
+
+
+def _forget_shared() -> None:
+    """Leave the processes to the one that has started them, after a fork."""
+    global _SHARING
+    _SHARED.clear()
+    _SHARING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_shared)
 
 
 def serve(orders: IO[bytes], answers: IO[bytes], name: str) -> None:

@@ -14,18 +14,20 @@ from typing import Any, Protocol
 
 from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.machine import usable_cores
-from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
+from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError, shared_process
 from tilewright.runtime.opencl.driver import first_complaint
 from tilewright.runtime.opencl.platforms import full_name, implementation_of
 from tilewright.runtime.plan.execution_plan import KernelCode
 
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
+#: the option with which a compiler leaves out what may crash it
+PLAIN_OPTION = "-cl-opt-disable"
 #: kernels that are built as one program at most: a build of its own costs 0.05 to 0.2 s
 GROUP = 16
 #: kernels from which another thread pays, and threads at most: drivers compile in part behind a lock
 LEAST_KERNELS, MOST_THREADS = 4, 4
-#: characters of kernels that pay for a process of their own: Intel's compiler takes 3 us for each on Zen 4,
-#: and the process 0.5 s until it compiles
+#: characters of kernels that pay for one more process: Intel's compiler takes 3 us for each on Zen 4, and the
+#: process 0.3 to 0.5 s until it compiles
 PROCESS_CHARACTERS = 200_000
 #: programs per process, so that none waits long for the last one of another
 PROGRAMS_PER_PROCESS = 4
@@ -75,11 +77,14 @@ class ProgramBuilder:
     def _build(
         self, kernels: Sequence[KernelCode], programs: dict[str, Any], progress: Callable[[str], None]
     ) -> None:
-        """Build kernels into `programs`, some in other processes where that is faster."""
+        """Build kernels into `programs`, in other processes where a compiler might crash in this one."""
         groups = self.groups(kernels)
-        processes = [BuildProcess(self._name) for _ in range(self._processes(kernels) - 1)]
+        count = self._processes(kernels) if groups else 0
+        processes = [shared_process(self._name)] if count else []
+        processes += [BuildProcess(self._name) for _ in range(count - 1)]
         places: SimpleQueue[BuildProcess | None] = SimpleQueue()  # who is free to build; None is this process
-        for place in [*processes, *[None] * (1 if processes else self._threads(groups))]:
+        free: Sequence[BuildProcess | None] = processes or [None] * self._threads(groups)
+        for place in free:
             places.put(place)
         try:
             with ThreadPoolExecutor(places.qsize(), thread_name_prefix="opencl") as pool:
@@ -95,7 +100,7 @@ class ProgramBuilder:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
         finally:
-            for process in processes:
+            for process in processes[1:]:
                 process.close()
 
     def _tell(
@@ -116,14 +121,14 @@ class ProgramBuilder:
         return _grouped(list(unique.values()), max(count, -(-len(unique) // GROUP)))
 
     def _processes(self, kernels: Sequence[KernelCode]) -> int:
-        """Return the number of processes, this one included, that are to build kernels."""
+        """Return the number of other processes that are to build kernels; 0 where threads of this one do."""
+        if not self._one_at_a_time:
+            return 0
         characters = sum(map(len, {k.source for k in kernels}))
-        most = characters // PROCESS_CHARACTERS if self._one_at_a_time else 1
-        return max(1, min(usable_cores(), MOST_THREADS, most))
+        return max(1, min(usable_cores(), MOST_THREADS, characters // PROCESS_CHARACTERS))
 
     def _threads(self, groups: Sequence[object]) -> int:
-        one = self._late or self._one_at_a_time
-        return 1 if one else max(1, min(usable_cores(), MOST_THREADS, len(groups)))
+        return 1 if self._late else max(1, min(usable_cores(), MOST_THREADS, len(groups)))
 
     def _built_at(
         self, places: SimpleQueue[BuildProcess | None], group: Sequence[KernelCode]
@@ -145,9 +150,11 @@ class ProgramBuilder:
         finally:
             places.put(place)
 
-    def _built_by(self, process: BuildProcess, group: Sequence[KernelCode]) -> dict[str, Any]:
+    def _built_by(
+        self, process: BuildProcess, group: Sequence[KernelCode], options: Sequence[str] = BUILD_OPTIONS
+    ) -> dict[str, Any]:
         """The program of a group, built by another process. Raises `ProcessEndedError` where that ends."""
-        binary = process.build("\n".join(k.source for k in group), BUILD_OPTIONS)
+        binary = process.build("\n".join(k.source for k in group), options)
         program = self._loaded(binary)
         if binary is None or program is None:
             return self._built(group)  # which says what the compiler complains of
@@ -157,17 +164,28 @@ class ProgramBuilder:
     def _built_apart(self, group: Sequence[KernelCode]) -> dict[str, Any]:
         """The programs of a group on which the compiler crashed, each built alone in another process.
 
-        Raises `KernelBuildError` naming the kernel on which it crashes again.
+        Where it crashes again the kernel is built without optimisations, which is told. Raises
+        `KernelBuildError` naming the kernel on which it crashes even then.
         """
         programs: dict[str, Any] = {}
-        with contextlib.closing(BuildProcess(self._name)) as process:
-            for kernel in group:
+        for kernel in group:
+            for options in (BUILD_OPTIONS, (*BUILD_OPTIONS, PLAIN_OPTION)):
                 try:
-                    programs |= self._built_by(process, [kernel])
+                    with contextlib.closing(BuildProcess(self._name)) as process:
+                        programs |= self._built_by(process, [kernel], options)
+                    break
                 except ProcessEndedError as ended:
-                    raise KernelBuildError(
-                        f"kernel {kernel.name!r}: {self._name} {ended} when building it"
-                    ) from None
+                    if PLAIN_OPTION in options:
+                        raise KernelBuildError(
+                            f"kernel {kernel.name!r}: {self._name} {ended} when building it"
+                        ) from None
+            if PLAIN_OPTION in options:
+                warnings.warn(
+                    f"kernel {kernel.name!r} is built without optimisations: the compiler of {self._name} "
+                    "crashes with them",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         return programs
 
     def _built(self, group: Sequence[KernelCode]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Processes that build OpenCL programs beside this one, and what becomes of kernels where one ends."""
 
+import multiprocessing
+import os
 import sys
 import threading
 import time
@@ -11,7 +13,7 @@ import pytest
 from tilewright.codegen.builders.cache import BinaryCache
 from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.opencl import programs
-from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError
+from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError, shared_process
 from tilewright.runtime.opencl.device import OpenClDevice
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS
 from tilewright.runtime.plan.execution_plan import KernelCode
@@ -90,17 +92,46 @@ def test_two_processes_share_the_kernels(device, small_shares, monkeypatch):
     built = device.builder.build(KERNELS, told.append)
     assert kernels_of(device, built) == [1] * len(KERNELS)
     assert sorted(told) == sorted(k.name for k in KERNELS)
-    assert by
-    assert by[0]._process.poll() is not None
-    # What the other process built is stored as well.
+    assert len(set(by)) == 2
+    assert sorted(p.ended for p in set(by)) == [False, True]  # the one that all share stays
+    # What processes built is stored.
     monkeypatch.setattr(programs.ProgramBuilder, "_compiled", None)
     monkeypatch.setattr(programs, "BuildProcess", None)
+    monkeypatch.setattr(programs, "shared_process", None)
     assert kernels_of(device, device.builder.build(KERNELS, told.append)) == [1] * len(KERNELS)
 
 
-def test_few_kernels_start_no_process(device, monkeypatch):
+def test_few_kernels_start_no_process_of_their_own(device, monkeypatch):
     monkeypatch.setattr(programs, "BuildProcess", None)
+    monkeypatch.setattr(programs.ProgramBuilder, "_compiled", None)
+    before = shared_process(device.name)
     assert kernels_of(device, device.builder.build(KERNELS, lambda _: None)) == [1] * len(KERNELS)
+    assert shared_process(device.name) is before
+
+
+def test_a_shared_process_that_ended_starts_anew(device):
+    before = shared_process(device.name)
+    before.close()
+    assert kernels_of(device, device.builder.build(KERNELS, lambda _: None)) == [1] * len(KERNELS)
+    assert shared_process(device.name) is not before
+
+
+def test_a_fork_has_a_shared_process_of_its_own(device):
+    before = shared_process(device.name)
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        process = context.Process(target=_expect_another, args=(device.name, before._process.pid))
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not before.ended
+    assert before.build(KERNELS[0].source, BUILD_OPTIONS)
+
+
+def _expect_another(name, pid):
+    other = shared_process(name)
+    os._exit(int(other._process.pid == pid or not other.build(KERNELS[0].source, BUILD_OPTIONS)))
 
 
 def ending(monkeypatch, text):
@@ -129,14 +160,33 @@ def test_a_crash_of_the_compiler_names_the_kernels(device, small_shares, monkeyp
         device.builder.build(KERNELS, lambda _: None)
 
 
+def first_crash(monkeypatch, count):
+    """Let so many processes crash on what they are to build first; what is called starts the others."""
+    crash = (sys.executable, "-c", ENDS.format("os.kill(os.getpid(), 11)"))
+    commands = [crash] * count
+    monkeypatch.setattr(
+        programs, "BuildProcess", lambda name: BuildProcess(name, command=commands.pop() if commands else ())
+    )
+    return commands
+
+
 def test_kernels_on_which_the_compiler_crashes_together_only_are_built_alone(
+    device, small_shares, monkeypatch, recwarn
+):
+    left = first_crash(monkeypatch, 1)
+    assert kernels_of(device, device.builder.build(KERNELS, lambda _: None)) == [1] * len(KERNELS)
+    assert left == []
+    assert not recwarn
+
+
+def test_a_kernel_on_which_the_compiler_crashes_is_built_without_optimisations(
     device, small_shares, monkeypatch
 ):
-    crash = (sys.executable, "-c", ENDS.format("os.kill(os.getpid(), 11)"))
-    commands = [crash, ()]
-    monkeypatch.setattr(programs, "BuildProcess", lambda name: BuildProcess(name, command=commands.pop(0)))
-    assert kernels_of(device, device.builder.build(KERNELS, lambda _: None)) == [1] * len(KERNELS)
-    assert commands == []
+    left = first_crash(monkeypatch, 2)
+    with pytest.warns(RuntimeWarning, match=r"kernel 'k\d' is built without optimisations: the compiler of"):
+        built = device.builder.build(KERNELS, lambda _: None)
+    assert kernels_of(device, built) == [1] * len(KERNELS)
+    assert left == []
 
 
 def test_a_compiler_that_refuses_a_text_is_quoted(device, small_shares):
