@@ -246,6 +246,11 @@ def dtype_of(term: Term) -> str:
     return term.op.result.tensor.dtype if isinstance(term, Reduction) else term.type.dtype
 
 
+def constant(value: float) -> Apply:
+    """A number in float32."""
+    return Apply("scalar.const", (("value", float(value)), ("dtype", "f32")), ScalarType("f32"), ())
+
+
 def number(term: Term) -> float | None:
     """The number that a constant is given as; None for other terms."""
     inner = peeled(term)

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilewright.ir.types import ScalarType
-from tilewright.passes.analysis.terms import Apply, Term, number, peeled
+from tilewright.passes.analysis.terms import Apply, Term, constant, number, peeled
 
 _F32 = ScalarType("f32")
-
-
-def constant(value: float) -> Apply:
-    """A number in float32."""
-    return Apply("scalar.const", (("value", float(value)), ("dtype", "f32")), _F32, ())
 
 
 def times(term: Term, factor: float) -> Term:

@@ -3,9 +3,8 @@
 Compiling takes most of a benchmark's time and most of it runs on the host. A number of processes compile, set
 up their peers and check results; as soon as one has made its row, the next begins. Those that are ready wait
 until several are: then all others are stopped (SIGSTOP, with every process that they started) while the ready
-ones are timed in turns, and go on afterwards. A stopped process may hold a lock of the driver that the one
-whose turn it is waits for: where that one takes long, the others go on for a moment. A process that dies or
-hangs while it prepares a peer costs this peer: its row is made again without it.
+ones are timed in turns, and go on afterwards. A process that dies or hangs while it prepares a peer costs
+this peer: its row is made again without it.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ GRACE_S = 20.0
 TIMING_LIMIT_S = 300.0
 #: how long work that stopped processes have given to the device may go on, in seconds
 SETTLE_S = 1.0
-#: after how many seconds of a turn, and again after each as many, stopped processes go on, and for how long
-PATIENCE_S, MOMENT_S = 15.0, 0.2
 #: of so many processes that prepare, one is waited for before all are stopped
 JOBS_PER_READY = 4
 TIMING = "timing"
@@ -190,31 +187,22 @@ class _Crew:
                 worker.doing, worker.until = TIMING, time.monotonic() + TIMING_LIMIT_S + GRACE_S
                 with suppress(OSError):  # the end of a process is noticed where it is listened to
                     worker.pipe.send("go")
-                yield from self._follow(worker, others)
+                yield from self._follow(worker)
         finally:
             for worker in others:
                 worker.until += time.monotonic() - begin
                 worker.signal(signal.SIGCONT)
 
-    def _follow(self, worker: _Worker, stopped: Sequence[_Worker]) -> Iterator[Row]:
+    def _follow(self, worker: _Worker) -> Iterator[Row]:
         """Listen to one alone until it has ended."""
         over = time.monotonic() + self._way.left_s() + GRACE_S
-        moment = time.monotonic() + PATIENCE_S
         while worker in self._workers:
-            now = time.monotonic()
-            left = min(worker.until, over) - now
+            left = min(worker.until, over) - time.monotonic()
             if left <= 0:
                 reason = "it hung" if worker.until <= over else "the time limit was over"
                 yield from self._killed(worker, reason)
             elif worker.pipe.poll(min(left, 1.0)):
                 yield from self._receive(worker)
-            elif now >= moment:
-                for number in (signal.SIGCONT, signal.SIGSTOP):
-                    for other in stopped:
-                        other.signal(number)
-                    if number == signal.SIGCONT:
-                        time.sleep(MOMENT_S)
-                moment = time.monotonic() + PATIENCE_S
 
     def _killed(self, worker: _Worker, reason: str) -> Iterator[Row]:
         worker.signal(signal.SIGKILL)

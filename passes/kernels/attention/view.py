@@ -23,13 +23,14 @@ from tilewright.passes.analysis.terms import (
     Terms,
     applied,
     both_orders,
+    constant,
     leaves,
     peeled,
     replaced,
     substituted,
 )
 from tilewright.passes.kernels.matrix.view import EXACT, multiplies, on_tensor_cores
-from tilewright.passes.kernels.term_factors import constant, times
+from tilewright.passes.kernels.term_factors import times
 
 _F32 = ScalarType("f32")
 

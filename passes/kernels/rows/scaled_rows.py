@@ -9,7 +9,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from tilewright.ir import ScalarType
-from tilewright.passes.analysis.terms import Apply, Read, Term, applied, both_orders, names_in, peeled
+from tilewright.passes.analysis.terms import (
+    Apply,
+    Read,
+    Term,
+    applied,
+    both_orders,
+    constant,
+    names_in,
+    peeled,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ def _scaled(before: ScaledRows, other: Term, of_row: bool, of_column: bool) -> S
 
 
 def _divided(before: ScaledRows, other: Term, of_row: bool, of_column: bool) -> ScaledRows | None:
-    return _scaled(before, apply("div", number_of(1.0), other), of_row, of_column)
+    return _scaled(before, apply("div", constant(1.0), other), of_row, of_column)
 
 
 def _times(one: Term | None, other: Term) -> Term:
@@ -84,14 +93,9 @@ def _times(one: Term | None, other: Term) -> Term:
 
 
 def _negative(term: Term) -> Term:
-    return apply("sub", number_of(0.0), term)
+    return apply("sub", constant(0.0), term)
 
 
 def apply(name: str, *args: Term) -> Term:
     """The scalar op of this name, such as `mul`, on terms, in float32."""
     return Apply(f"scalar.{name}", (), ScalarType("f32"), args)
-
-
-def number_of(value: float) -> Term:
-    """A number as a term."""
-    return Apply("scalar.const", (("value", value), ("dtype", "f32")), ScalarType("f32"), ())

@@ -34,10 +34,10 @@ from tilewright.ir.types import storage_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import identity_read, is_copy
 from tilewright.passes.analysis.kernel_text import kernel_text
-from tilewright.passes.analysis.terms import FLOATS, Apply, Read, Reduction, Term, Terms, leaves
+from tilewright.passes.analysis.terms import FLOATS, Apply, Read, Reduction, Term, Terms, constant, leaves
 from tilewright.passes.framework.context import Estimator
 from tilewright.passes.kernels.matrix.view import multiplies
-from tilewright.passes.kernels.rows.scaled_rows import ScaledRows, apply, number_of, scaled_rows
+from tilewright.passes.kernels.rows.scaled_rows import ScaledRows, apply, scaled_rows
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.inlined import with_bodies
 
@@ -352,7 +352,7 @@ def _varies(leaf: Read | Reduction) -> bool:
 
 def _or_nothing(term: Term | None) -> Term:
     """The term, or a number that is made of nothing."""
-    return number_of(1.0) if term is None else term
+    return constant(1.0) if term is None else term
 
 
 def _held(leaf: Read | Reduction) -> Value:

@@ -1,6 +1,5 @@
 """Rows of the benchmark from several processes: prepared side by side, timed alone, none lost silently."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -206,31 +205,3 @@ def make_slowly(asked, turn):
     if asked[2] == "hangs forever":
         time.sleep(60)
     return make(asked, turn)
-
-
-def make_behind_a_lock(asked, turn):
-    """One is stopped while it holds a lock, which the other waits for in its turn."""
-    name, log, fate = asked
-    with open(f"{log}.lock", "w", encoding="utf-8") as lock:
-        if fate == "holds":
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            note(log, f"{name} holds")
-            while not noted(log, "a begins"):
-                pass
-            return {"name": name, "status": "ok"}
-        while not noted(log, "b holds"):
-            pass
-        with turn():
-            note(log, f"{name} begins")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-    return {"name": name, "status": "ok"}
-
-
-def test_a_stopped_process_that_holds_a_lock_gives_it_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(side_by_side, "PATIENCE_S", 0.3)
-    log = tmp_path / "log"
-    log.touch()
-    begin = time.monotonic()
-    rows = list(SideBySide(make_behind_a_lock, lost).rows([("a", str(log), ""), ("b", str(log), "holds")], 2))
-    assert {r["name"]: r["status"] for r in rows} == {"a": "ok", "b": "ok"}
-    assert time.monotonic() < begin + 20

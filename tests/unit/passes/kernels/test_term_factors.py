@@ -3,8 +3,8 @@
 import pytest
 
 from tilewright.ir import ScalarType
-from tilewright.passes.analysis.terms import Apply, Position, number
-from tilewright.passes.kernels.term_factors import constant, constant_factor, times
+from tilewright.passes.analysis.terms import Apply, Position, constant, number
+from tilewright.passes.kernels.term_factors import constant_factor, times
 
 F32, BOOL = ScalarType("f32"), ScalarType("bool")
 P, T, D = (Position(n, F32) for n in (3, 5, 7))
