@@ -8,7 +8,7 @@ from math import prod
 
 from tilewright.ir import Expr, Func, Op, Sym, Value
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.simplify import linear
+from tilewright.ir.simplify import coefficients, linear
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.index_sets import recompute_cost, row_major_offset, run_along
@@ -123,6 +123,21 @@ class RowPhases:
                 return inner, run
         return "", 0
 
+    def piece(self, kernel: Func) -> int:
+        """Elements of a row of the largest parameter that lie one after the other, those of others behind.
+
+        0 where all of a row does, or where no index is a sum of multiples of dimensions.
+        """
+        params = [v for v in self.uses if v in kernel.params]
+        if not params:
+            return 0
+        largest = max(params, key=lambda v: v.tensor.nbytes)
+        columns = {f"col.{k}": n for k, n in enumerate(self.walked.extents())}
+        places = (row_major_offset(at, largest.tensor.shape) for at in self.uses[largest].indices)
+        forms = (coefficients(place, columns, self._ranges()) for place in places)
+        longest = max((_piece(form[0], columns) for form in forms if form is not None), default=0)
+        return 0 if longest == prod(columns.values()) else longest
+
     def _ranges(self) -> dict[str, tuple[int, int]]:
         """The ranges of the dimensions of rows and columns."""
         first = self.phases[0]
@@ -140,6 +155,16 @@ class RowPhases:
             return None
         again = any(found[0].name in symbols(atom) for atom, _ in terms if atom is not found[0])
         return None if again else found[0]
+
+
+def _piece(steps: Mapping[str, int], columns: Mapping[str, int]) -> int:
+    """Elements that lie one after the other along columns whose next indices are so many elements away."""
+    piece = 1
+    for step, extent in sorted((steps.get(d, 0), n) for d, n in columns.items() if n > 1):
+        if step != piece:
+            break
+        piece *= extent
+    return piece
 
 
 def whole_rows(kernel: Func, rows: RowPhases) -> Value | None:

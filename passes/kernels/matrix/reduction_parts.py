@@ -74,33 +74,43 @@ def split(op: Op, b: Builder, parts: int) -> Value:
     return added(b, sums, dims(op, "par"))
 
 
-def split_along(op: Op, b: Builder, dim: str, parts: int) -> Value:
-    """The same product or sum by parts of its sum along one reduced dimension."""
+def split_along(op: Op, b: Builder, dim: str, parts: int, *, last: bool = False) -> Value:
+    """The same product or sum by parts of its sum along one reduced dimension.
+
+    last: whether results of the parts of one sum lie side by side, and not those of one part.
+    """
     length = dims(op, "red")[dim] // parts
     part = unused("part", domain(op))
     whole = Sym(part) * length + Sym(dim)
+    par = dims(op, "par")
     attrs: dict[str, Attr] = {
         **dict(op.attrs),
-        "par": Pairs.of({part: parts, **dims(op, "par")}),
+        "par": Pairs.of({**par, part: parts} if last else {part: parts, **par}),
         "red": Pairs.of({**dims(op, "red"), dim: length}),
         "reads": tuple(tuple(substitute(e, {dim: whole}) for e in at) for at in reads(op)),
     }
     t = op.result.tensor
-    partial = TensorType(t.dtype, (parts, *t.shape))
+    partial = TensorType(t.dtype, (*t.shape, parts) if last else (parts, *t.shape))
     (sums,) = b.emit(op.name, op.operands, attrs, types=[partial], body=op.body)
-    return added(b, sums, dims(op, "par"))
+    return added(b, sums, par, last=last)
 
 
-def added(b: Builder, sums: Value, par: Mapping[str, int]) -> Value:
-    """Append the sum of a tensor over its first dimension, for each point of `par`."""
-    t = TensorType(sums.tensor.dtype, sums.tensor.shape[1:])
-    parts = sums.tensor.shape[0]
+def added(b: Builder, sums: Value, par: Mapping[str, int], *, last: bool = False) -> Value:
+    """Append the sum of a tensor over its first dimension, or its last one, for each point of `par`."""
+    shape = sums.tensor.shape
+    t = TensorType(sums.tensor.dtype, shape[:-1] if last else shape[1:])
+    parts = shape[-1 if last else 0]
+    rest = tuple(map(Sym, par))
+
+    def at(part: Expr) -> tuple[Expr, ...]:
+        return (*rest, part) if last else (part, *rest)
+
     if parts > MAX_READS:
         part = unused("part", par)
         inner, (v, acc) = scalar_body([t.dtype] * 2)
         inner.do("scalar.yield", inner.value("scalar.add", v, acc))
         (out,) = structured(
-            b, "tensor.reduce", [sums], par=par, red={part: parts}, reads=[(Sym(part), *map(Sym, par))],
+            b, "tensor.reduce", [sums], par=par, red={part: parts}, reads=[at(Sym(part))],
             init=(0.0,), body=inner.block((v, acc)), types=[t],
         )  # fmt: skip
         return out
@@ -109,9 +119,8 @@ def added(b: Builder, sums: Value, par: Mapping[str, int]) -> Value:
     for v in values[1:]:
         total = body.value("scalar.add", total, v)
     body.do("scalar.yield", total)
-    rest = tuple(map(Sym, par))
     (out,) = structured(
-        b, "tensor.map", [sums] * parts, par=par, reads=[(i, *rest) for i in range(parts)],
+        b, "tensor.map", [sums] * parts, par=par, reads=[at(i) for i in range(parts)],
         body=body.block(values), types=[t],
     )  # fmt: skip
     return out

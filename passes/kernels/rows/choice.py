@@ -121,7 +121,8 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     if walks > 1 and not kept:
         return None
     words = phases.kept_words(kernel) if walks > 1 else 0.0
-    return RowAccess(gcd(anchor.extents()[-1], run), size, kept_words=words, walks=walks)
+    shared = gcd(anchor.extents()[-1], run)
+    return RowAccess(shared, size, kept_words=words, walks=walks, piece=phases.piece(kernel))
 
 
 def _asked_bytes(kernel: Func, phases: RowPhases) -> int:

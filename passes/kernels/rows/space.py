@@ -40,6 +40,8 @@ class RowAccess:
     `across`, of the rows. element_bytes: of the array read. kept_words: registers per element of a row that
     several walks need, 0 where nothing is kept. walks: how often a row is walked along. asked_bytes: what
     the threads of all rows ask caches for, across rows: more than compulsory where rows share elements.
+    piece: elements of a row that lie one after the other, behind which those of other rows lie; 0 where all
+    of a row does, and across rows.
     """
 
     inner: int
@@ -48,6 +50,7 @@ class RowAccess:
     kept_words: float = 0.0
     walks: int = 1
     asked_bytes: int = 0
+    piece: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -156,9 +159,13 @@ def _run_rate(
 ) -> float:
     """Share of the memory's rate that runs of neighbouring bytes of this length reach.
 
-    Of a sector that several blocks read, each has the whole brought to it.
+    Of a sector that several blocks read, each has the whole brought to it. Memory brings two sectors, which
+    the L2 holds until others read the rest only where it holds all.
     """
     fit = hardware.rows
     side = min(p.rows_per_block, access.inner // p.vec) if access.across else p.threads_per_row
-    run = min(side * p.vec, access.inner if access.across else problem.row_length) * access.element_bytes
-    return min(1.0, run / SECTOR_BYTES) * (1.0 - fit.halving_share * log2(max(1.0, fit.run_bytes / run)))
+    apart = access.piece > 0 and problem.compulsory_bytes > hardware.l2_bytes
+    length = access.inner if access.across else access.piece if apart else problem.row_length
+    run = min(side * p.vec, length) * access.element_bytes
+    brought = 2 * SECTOR_BYTES if apart else SECTOR_BYTES
+    return min(1.0, run / brought) * (1.0 - fit.halving_share * log2(max(1.0, fit.run_bytes / run)))

@@ -18,8 +18,9 @@ from tilewright.ir import (
     Value,
 )
 from tilewright.ir.expr import substitute
-from tilewright.ir.hardware_facts import SECTOR_BYTES
-from tilewright.ir.tensor.ops import dims, domain
+from tilewright.ir.hardware_facts import LINE_BYTES, SECTOR_BYTES
+from tilewright.ir.tensor.ops import dims, domain, reads
+from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.framework.context import Estimator
@@ -92,7 +93,7 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
             b.append(fresh)
         else:
             with b.at(op.loc):
-                env[op.result] = split_along(fresh, b, *cut)
+                env[op.result] = split_along(fresh, b, *cut, last=cut[0] == _innermost(op))
     if not env:
         return func
     body = func.body.with_ops(tuple(b.ops))
@@ -148,7 +149,8 @@ def _together_s(
         op = replace(walk.op, results=(Value(walk.op.result.type, "sum"),))
         if cut is None:
             b.append(op)
-        results.append(op.result if cut is None else split_along(op, b, *cut))
+        last = cut is not None and cut[0] == _innermost(op)
+        results.append(op.result if cut is None else split_along(op, b, *cut, last=last))
     b.do("tensor.return", *results)
     made = {r for op in b.ops for r in op.results}
     params = tuple(v for v in dict.fromkeys(v for op in b.ops for v in op.operands) if v not in made)
@@ -167,9 +169,10 @@ def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> t
     each = red[dim] // parts
     first = _at(moments.at, dict.fromkeys(red, 0) | {dim: Sym(part) * each})
     every = _at(moments.at, {dim: Sym(part) * each + Sym(dim)})
-    over, within = {part: parts, **par}, {**red, dim: each}
+    last = dim == _innermost(op)
+    over, within = {**par, part: parts} if last else {part: parts, **par}, {**red, dim: each}
     shifted = shifted_sums(b, value, over, within, every, first, op.result.tensor.dtype)
-    of_part = (Sym(part), *map(Sym, par))
+    of_part = tuple(map(Sym, over))
     length = prod(red.values()) // parts
     return joined_moments(b, value, first, shifted, of_part, par, (part, parts), length)
 
@@ -191,18 +194,41 @@ def _is_long_sum(op: Op) -> bool:
 def _cuts(op: Op) -> Iterator[Cut]:
     """Cuts of the two outer dimensions that leave parts smaller than what is read.
 
-    Also the innermost one in as many parts as it has elements, where results are fewer than a sector holds:
-    side by side, those of all its elements are read in vectors.
+    Also the innermost one in as many parts as it has elements, where results are fewer than a sector holds,
+    or where it is shorter than a line of which others read the rest, as groups of channels that lie last:
+    side by side, sums of all its elements are read in vectors and lines.
     """
     red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
     most = max(v.tensor.nbytes for v in op.operands) // max(1, 2 * part_bytes)
-    for d in [d for d, n in red.items() if n > 1][:2]:
+    inner = _innermost(op)
+    for d in [d for d, n in red.items() if n > 1 and d != inner][:2]:
         divisors = [p for p in range(2, min(red[d], max(PARTS), most) + 1) if red[d] % p == 0]
         best = (max((p for p in divisors if p <= count), default=1) for count in PARTS)
         yield from ((d, p) for p in dict.fromkeys(best) if p > 1)
-    inner = [d for d, n in red.items() if n > 1][-1]
-    if part_bytes < SECTOR_BYTES and 1 < red[inner] <= most:
+    if inner and 1 < red[inner] <= most and (part_bytes < SECTOR_BYTES or _shares_lines(op, inner)):
         yield inner, red[inner]
+
+
+def _largest(op: Op) -> tuple[Value, tuple[Expr, ...]]:
+    """The largest operand of a sum, and where it is read."""
+    return max(zip(op.operands, reads(op), strict=True), key=lambda read: read[0].tensor.nbytes)
+
+
+def _innermost(op: Op) -> str:
+    """The reduced dimension along which elements of the largest operand are neighbours; '' without one."""
+    value, at = _largest(op)
+    last = next((e for e, n in zip(at[::-1], value.tensor.shape[::-1], strict=True) if n > 1), 0)
+    return last.name if isinstance(last, Sym) and last.name in dims(op, "red") else ""
+
+
+def _shares_lines(op: Op, inner: str) -> bool:
+    """Return whether elements along the innermost dimension are less than a line, and others' lie behind."""
+    value, at = _largest(op)
+    run = dims(op, "red")[inner] * itemsize(value.tensor.dtype)
+    outer = [e for e, n in zip(at, value.tensor.shape, strict=True) if n > 1][:-1]
+    return (
+        run < LINE_BYTES and bool(outer) and isinstance(outer[-1], Sym) and outer[-1].name in dims(op, "par")
+    )
 
 
 def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
@@ -217,7 +243,8 @@ def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
             b = Builder()
             if cut is None:
                 b.append(alone)
-            b.do("tensor.return", alone.result if cut is None else split_along(alone, b, *cut))
+            last = cut is not None and cut[0] == _innermost(op)
+            b.do("tensor.return", alone.result if cut is None else split_along(alone, b, *cut, last=last))
             return estimator.program_s(alone.operands, b.ops, hardware)
 
         return estimator.remembered(("split sum", key, cut, hardware), answer)
