@@ -194,9 +194,9 @@ def _is_long_sum(op: Op) -> bool:
 def _cuts(op: Op) -> Iterator[Cut]:
     """Cuts of the two outer dimensions that leave parts smaller than what is read.
 
-    Also the innermost one in as many parts as it has elements, where results are fewer than a sector holds,
-    or where it is shorter than a line of which others read the rest, as groups of channels that lie last:
-    side by side, sums of all its elements are read in vectors and lines.
+    Also the last one in as many parts as it has elements, where results are fewer than a sector holds, and
+    the one along which elements are neighbours where it is shorter than a line of which others read the rest,
+    as groups of channels that lie last: side by side, sums of all elements are read in vectors and lines.
     """
     red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
     most = max(v.tensor.nbytes for v in op.operands) // max(1, 2 * part_bytes)
@@ -205,8 +205,10 @@ def _cuts(op: Op) -> Iterator[Cut]:
         divisors = [p for p in range(2, min(red[d], max(PARTS), most) + 1) if red[d] % p == 0]
         best = (max((p for p in divisors if p <= count), default=1) for count in PARTS)
         yield from ((d, p) for p in dict.fromkeys(best) if p > 1)
-    if inner and 1 < red[inner] <= most and (part_bytes < SECTOR_BYTES or _shares_lines(op, inner)):
-        yield inner, red[inner]
+    last = [d for d, n in red.items() if n > 1][-1]
+    side_by_side = last if part_bytes < SECTOR_BYTES else inner if _shares_lines(op, inner) else ""
+    if side_by_side and red[side_by_side] <= most:
+        yield side_by_side, red[side_by_side]
 
 
 def _largest(op: Op) -> tuple[Value, tuple[Expr, ...]]:
@@ -224,7 +226,9 @@ def _innermost(op: Op) -> str:
 def _shares_lines(op: Op, inner: str) -> bool:
     """Return whether elements along the innermost dimension are less than a line, and others' lie behind."""
     value, at = _largest(op)
-    run = dims(op, "red")[inner] * itemsize(value.tensor.dtype)
+    run = dims(op, "red").get(inner, 0) * itemsize(value.tensor.dtype)
+    if not run:
+        return False
     outer = [e for e, n in zip(at, value.tensor.shape, strict=True) if n > 1][:-1]
     return (
         run < LINE_BYTES and bool(outer) and isinstance(outer[-1], Sym) and outer[-1].name in dims(op, "par")
