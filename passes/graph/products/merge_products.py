@@ -98,7 +98,10 @@ def _merged(func: Func, groups: Sequence[ProductGroup], pool: ConstantPool) -> F
     ended: dict[Value, Value] = {}
     wholes: dict[ProductGroup, Value] = {}
     ops: list[Op] = []
+    earlier: set[Op] = set()  # constants of later members
     for op in func.body.ops:
+        if op in earlier:
+            continue
         new = replace_in_op(op, ended)
         writer = _Writer(pool, constants)
         if op in joins:
@@ -110,7 +113,10 @@ def _merged(func: Func, groups: Sequence[ProductGroup], pool: ConstantPool) -> F
             group = starts[op]
             wholes[group] = writer.whole(group, new.operands[0])
             ended.update(writer.slices(group, wholes[group]))
-            ops += writer.b.ops
+            read = dict.fromkeys(constants[v] for o in writer.b.ops for v in o.operands if v in constants)
+            missing = [constant for constant in read if constant not in ops]
+            earlier.update(missing)
+            ops += [*missing, *writer.b.ops]
     block = func.body.with_ops(tuple(ops))
     return func.with_body(block.with_ops(live_ops(block)))
 

@@ -315,3 +315,26 @@ def test_repeated_layers_are_counted_once(monkeypatch):
     sizes = [len(f.body.ops) for f in counted]
     assert len(sizes) <= 2 * 3  # the first, those in between, the last
     assert max(sizes) < len(module.main.body.ops) / 2
+
+
+def test_constants_of_later_products_may_stand_behind_the_first():
+    module = net(
+        "%x: f32[8, 64]",
+        "f32[8, 32], f32[8, 32]",
+        """
+        %0 = graph.dense(%x, %a) : f32[8, 32]
+        %1 = graph.multiply(%0, %n) : f32[8, 32]
+        %2 = graph.dense(%x, %b) : f32[8, 32]
+        %3 = graph.multiply(%2, %n) : f32[8, 32]
+        %4 = graph.softmax(%1, axis = 1) : f32[8, 32]
+        %5 = graph.softmax(%3, axis = 1) : f32[8, 32]
+        graph.return(%4, %5)
+        """,
+        a=(32, 64),
+        b=(32, 64),
+        n=(1,),
+    )
+    first, second, number, product, *rest = module.main.body.ops
+    ops = (first, product, second, number, *rest)
+    late = module.with_funcs((module.main.with_body(module.main.body.with_ops(ops)),))
+    assert count(merged(late, "{always=true}"), "graph.dense") == 1
