@@ -23,6 +23,7 @@ from tilewright.ir import (
     structured,
 )
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.ir.thread.launch_ops import OVERWRITES, in_place, overwrites
 
 LowerCopies = Callable[[Module], Module]
@@ -118,7 +119,7 @@ class _Settling:
         if op is None or op in self.copies or op.name != "tensor.call":
             return False
         written = len(op.operands) + op.results.index(new)
-        return any(w == written for _, w in in_place(self.funcs[_callee(op)]))
+        return any(w == written for _, w in in_place(self.funcs[callee_of(op)]))
 
     def _own_results(self) -> set[Value]:
         """Results of calls that have a buffer of their own."""
@@ -145,12 +146,12 @@ class _Settling:
         if not may or not self._order(op, old):
             return False
         if pair is not None:
-            self.pairs.setdefault(_callee(op), set()).add(pair)
+            self.pairs.setdefault(callee_of(op), set()).add(pair)
         return True
 
     def _may_write(self, op: Op, new: Value, old: Value) -> tuple[bool, tuple[int, int] | None]:
         """Whether a call may write `new` where `old` is, and the pair of parameters to mark for that."""
-        func = self.funcs[_callee(op)]
+        func = self.funcs[callee_of(op)]
         if func.level is not Level.THREAD:  # devices call libraries once before the first run
             return False, None
         if old not in op.operands:
@@ -217,12 +218,6 @@ class _Settling:
         return out
 
 
-def _callee(op: Op) -> str:
-    ref = op["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
-
-
 def _copy_kernels(
     copies: Sequence[Op], funcs: dict[str, Func], lower_copies: LowerCopies
 ) -> Mapping[Op, Ref]:
@@ -232,7 +227,7 @@ def _copy_kernels(
     for t in kinds:
         lowered = lower_copies(_copy_module(t))
         (call,) = (op for op in lowered.main.body.ops if op.name == "tensor.call")
-        func = next(f for f in lowered.funcs if f.name == _callee(call))
+        func = next(f for f in lowered.funcs if f.name == callee_of(call))
         name = _free(f"store_{t.dtype}", funcs)
         funcs[name] = replace(func, name=name)
         kernels[t] = Ref(name)

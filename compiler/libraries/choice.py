@@ -14,6 +14,7 @@ from tqdm import tqdm
 from tilewright.codegen.builders.cache import cache_key
 from tilewright.compilation.planning import library_kernels
 from tilewright.ir import Func, Module, Op
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.libraries.candidates import FINDERS, LibraryDevice
 from tilewright.libraries.comparison import Compared, LibraryComparisons, timed_program
 from tilewright.libraries.fusion_groups import FusionGroup, fusion_groups_of, with_fused_kernels
@@ -34,7 +35,6 @@ from tilewright.measuring.network_replays import (
 from tilewright.measuring.network_validation import Choices, validated
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import bound_of, seconds_of, text_of
-from tilewright.passes.tensor.joins.merge import callee_of
 from tilewright.tuning.database.records import StoredChoice
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Pairs, Ref, TensorType, Value
-from tilewright.ir.tensor.ops import dims, reads
+from tilewright.ir.tensor.ops import callee_of, dims, reads
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.attention_backward import gradients_in
 from tilewright.libraries.matching.constants import KernelConstants, facts_in
@@ -18,7 +18,7 @@ from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.contract.template import CONTRACT
 from tilewright.passes.kernels.decision import DECISION, KernelDecision, cost_of, estimate_of, text_of
 from tilewright.passes.rewriting.values import replace_in_op, use_counts
-from tilewright.passes.tensor.joins.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import merged, reshapes_filled
 
 #: kernels that attention is looked for in, at most
 MAX_KERNELS = 4

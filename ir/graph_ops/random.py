@@ -170,7 +170,7 @@ def _mask_operations(op: Op) -> int:
 
 
 def _facts(operations: Callable[[Op], int]) -> Facts:
-    """What is known of an array that is drawn by so many operations."""
+    """Return the facts of an op that draws an array by so many operations."""
     return Facts(
         elements=Elements.COMPUTES,
         flops=operations,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.expr import Expr, symbols
 from tilewright.ir.facts import WorkClass
-from tilewright.ir.nodes import Attr, Op, Pairs, Value
+from tilewright.ir.nodes import Attr, Op, Pairs, Ref, Value
 from tilewright.ir.opdef import AttrDef, define, no_results
 from tilewright.ir.simplify import interval
 from tilewright.ir.types import ScalarType, TensorType, Type
@@ -47,6 +47,13 @@ def fills(op: Op) -> tuple[float | int | bool | None, ...]:
     """The value each operand has outside its bounds; None where reads are always inside."""
     listed = op.get("fill") or ()
     return tuple(listed) if listed else (None,) * len(op.operands)  # type: ignore[arg-type]
+
+
+def callee_of(call: Op) -> str:
+    """Name of the function that a tensor.call runs."""
+    ref = call["callee"]
+    assert isinstance(ref, Ref)
+    return ref.name
 
 
 def ranges_of(op: Op) -> dict[str, tuple[int, int]]:

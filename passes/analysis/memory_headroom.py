@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from tilewright.ir import Constants, Func, Module, Op, Ref, TensorType, Value
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir import Constants, Func, Module, Op, TensorType, Value
+from tilewright.ir.tensor.ops import callee_of, dims
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.index_sets import identity_read
 
@@ -85,7 +85,7 @@ def _alive(kernels: Module) -> tuple[int, dict[str, int]]:
         own = {whole.get(r, r) for r in call.results} - kept
         alive_bytes += bytes_of(own - alive)
         alive |= own
-        callee = kernels[_name(call)]
+        callee = kernels[callee_of(call)]
         over = [v.tensor.nbytes for v in overwritten_operands(call, callee, whole) if v in ended]
         peak = max(peak, alive_bytes - max(over, default=0))
         others_bytes = alive_bytes - bytes_of(alive & {*ended, *call.results})
@@ -107,12 +107,6 @@ def joined_arrays(main: Func) -> dict[Value, Value]:
         if op.name == "tensor.join":
             whole.update(dict.fromkeys(op.operands, whole.get(op.result, op.result)))
     return whole
-
-
-def _name(call: Op) -> str:
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
 
 
 def overwritten_operands(call: Op, kernel: Func, joined: Collection[Value] = ()) -> list[Value]:

@@ -61,11 +61,11 @@ def relay_launches(
 
     A launch and the next one are a relay where both fit on the GPU at the same time, each with its blocks
     spread evenly: so no block of the later one crowds where another has ended. Its blocks then have computed
-    their indices, and their weights are on the way, when the earlier launch ends. A kernel
-    releases in all its launches or in none; where some of the next ones do not fit, but relays with the
-    others save `TWIN_GAIN_S`, a twin of it runs before those. `auto` asks the cost model whether relays save
-    time, `always` takes all that fit, `never` none. Registers are known once kernels are compiled, and are
-    checked then.
+    their indices, and their weights are on the way, when the earlier launch ends. A kernel releases in all
+    its launches or in none; where some of the next ones do not fit, but relays with the others save
+    `TWIN_GAIN_S`, a twin of it runs before those. `auto` asks the cost model whether relays save time,
+    `always` takes all that fit, `never` none. Registers are known once kernels are compiled, and are checked
+    then.
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from tilewright.costmodel import CpuHardware, Hardware
-from tilewright.ir import Constants, Func, Level, Module, Op, Ref
+from tilewright.ir import Constants, Func, Level, Module, Op
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.backward_pass import LOSS
 from tilewright.passes.analysis.memory_headroom import bytes_of, peak_bytes
@@ -56,7 +57,7 @@ def kernel_view(func: Func, hardware: Hardware, ctx: PassContext, *, factors: st
     return KernelView(
         frozenset(stored),
         frozenset(beside),
-        sum(ctx.estimator.outlined_s(kernels[_callee(call)], hardware, rate) for call in calls),
+        sum(ctx.estimator.outlined_s(kernels[callee_of(call)], hardware, rate) for call in calls),
         fixed_bytes(func) + peak_bytes(kernels),
         len(calls),
     )
@@ -65,17 +66,11 @@ def kernel_view(func: Func, hardware: Hardware, ctx: PassContext, *, factors: st
 def _returning(kernels: Module, calls: list[Op]) -> list[Op]:
     """The ops that make what kernels store."""
     out = []
-    for name in dict.fromkeys(_callee(call) for call in calls):
+    for name in dict.fromkeys(callee_of(call) for call in calls):
         body = kernels[name].body
         returned = set(body.ops[-1].operands)
         out += [op for op in body.ops if returned & set(op.results)]
     return out
-
-
-def _callee(call: Op) -> str:
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
 
 
 def _holds(op: Op, whole: Op) -> bool:

@@ -119,7 +119,8 @@ def group_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
 def batch_norm(b: Builder, op: Op, x: Sequence[Value]) -> Sequence[Value]:
     """By moments of channels that are known."""
     *normed, mean, variance = x
-    axis = Sym(dim_names(result_type(op).rank)[op.integer("axis") % result_type(op).rank])
+    rank = x[0].tensor.rank
+    axis = Sym(dim_names(rank)[op.integer("axis") % rank])
     return [_standardised(b, op, normed, _inverse_roots(b, op, (mean, variance)), (axis,))]
 
 

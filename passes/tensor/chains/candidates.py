@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
-from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import kernel_of, merged, reshapes_filled
 
 #: kernels of one chain at most
 MAX_KERNELS = 7

@@ -8,12 +8,12 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Ref
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate
 from tilewright.passes.tensor.chains.product_pairs import in_order, product_pairs
-from tilewright.passes.tensor.joins.merge import callee_of
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Attr, Func, Level, Module, Pairs
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.chain_tiles.choice import choose_chain_tiles
@@ -17,7 +18,6 @@ from tilewright.passes.tensor.chains.candidates import ChainCandidate, ChainSear
 from tilewright.passes.tensor.chains.product_pairs import product_pairs
 from tilewright.passes.tensor.chains.taken import disjoint, with_chains
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of
 
 #: a chain is taken where its estimate is below this share of those of its kernels
 CLEARLY = 0.9

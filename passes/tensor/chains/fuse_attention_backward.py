@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Block, Func, InputError, Level, Module, Op, Ref, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
@@ -18,7 +19,7 @@ from tilewright.passes.kernels.pair_sums.view import pair_view
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.attention_masks import with_computed_masks
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import merged, reshapes_filled
 
 #: kernels that one of the new ones is made of, at most
 MAX_KERNELS = 7

@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -16,7 +17,6 @@ from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.tensor.chains.candidates import ChainCandidate
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.merge import (
-    callee_of,
     joinable_kernels,
     kernel_of,
     merged,

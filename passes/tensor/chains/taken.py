@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tilewright.ir import Block, Func, Module, Op, Ref, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.chains.candidates import ChainCandidate
-from tilewright.passes.tensor.joins.merge import callee_of
 
 
 def disjoint(

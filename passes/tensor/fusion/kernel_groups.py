@@ -45,12 +45,12 @@ SMALL_MAP_BYTES = 1 << 21
 MAX_ROW_BYTES = 256 << 10
 #: rows that are fewer than the multiprocessors of a large GPU by far
 FEW_ROWS = 64
-#: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
-#: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
-#: so of a large GPU
 #: bytes that tensor cores read of a factor, up to which computing it on the way takes less than a launch, and
 #: rows or columns of a block, about
 COMPUTED_BYTES, TILE = 1 << 20, 128
+#: bytes of an array that any kernel writes faster than a launch takes, and of one that few blocks walk
+#: through as fast as many; bytes of neighbouring rows that are lines for each of the 128 multiprocessors or
+#: so of a large GPU
 SMALL_BYTES, WALKED_BYTES, LINES_ACROSS_BYTES = 1 << 16, 1 << 20, 128 * LINE_BYTES
 
 

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Op, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import kernel_of, merged, reshapes_filled
 
 #: a kernel of gates is taken where its estimate is below this share of those of its parts
 CLEARLY = 0.9

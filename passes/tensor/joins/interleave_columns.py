@@ -15,7 +15,7 @@ from tilewright.ir.expr import Expr, substitute
 from tilewright.ir.modules.constant_pool import ConstantPool
 from tilewright.ir.nodes import Attr
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, fills, reads
+from tilewright.ir.tensor.ops import callee_of, dims, fills, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -33,7 +33,6 @@ from tilewright.passes.rewriting.values import (
 )
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.merge import (
-    callee_of,
     joinable_kernels,
     kernel_of,
     merged,

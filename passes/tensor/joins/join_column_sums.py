@@ -25,7 +25,7 @@ from tilewright.ir import (
 )
 from tilewright.ir.builder import Builder
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.tensor.ops import dims, domain, reads
+from tilewright.ir.tensor.ops import callee_of, dims, domain, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
@@ -33,7 +33,7 @@ from tilewright.passes.kernels.row_columns.space import choose_row_columns
 from tilewright.passes.rewriting.names import numbered, unused
 from tilewright.passes.tensor.joins.call_order import CallOrder, in_order
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, is_plain, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import is_plain, merged, reshapes_filled
 
 #: kernels that one of the new ones is made of, at most
 MAX_KERNELS = 8

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Func, Level, Module, Op, Ref, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -24,7 +25,7 @@ from tilewright.passes.tensor.joins.gates import (
     maps_behind,
 )
 from tilewright.passes.tensor.joins.interleave_columns import interleaved
-from tilewright.passes.tensor.joins.merge import callee_of, joinable_kernels, kernel_of
+from tilewright.passes.tensor.joins.merge import joinable_kernels, kernel_of
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined"})

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from tilewright.costmodel import GpuHardware, load_hardware
 from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import POINTWISE
 from tilewright.passes.analysis.memory_headroom import MEMORY_BUDGET
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, is_plain, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import is_plain, merged, reshapes_filled
 from tilewright.passes.tensor.memory.order_kernels import calls_before, reordered, steps_of
 
 #: a kernel is short where it takes at most as long as so many starts of kernels

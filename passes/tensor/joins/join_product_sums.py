@@ -28,7 +28,7 @@ from tilewright.ir import (
 )
 from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import callee_of, dims, domain, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -44,7 +44,7 @@ from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import with_indices
 from tilewright.passes.tensor.joins.call_order import CallOrder, in_order
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import kernel_of, merged, reshapes_filled
 
 #: bytes of the smallest array whose sums are sought
 LEAST_BYTES = 1 << 20

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tilewright.costmodel import CpuHardware, Hardware, load_hardware
 from tilewright.ir import Attr, Block, Func, InputError, Level, Module, Op, Pairs, Ref, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.resident.choice import choose_resident
@@ -15,7 +16,6 @@ from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import readers
 from tilewright.passes.tensor.joins.gates import steps_s
 from tilewright.passes.tensor.joins.merge import (
-    callee_of,
     joinable_kernels,
     merged,
     reshapes_filled,

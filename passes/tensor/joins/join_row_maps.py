@@ -10,7 +10,7 @@ from tilewright.ir import Func, Level, Module, Op, Ref
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
-from tilewright.ir.tensor.ops import dims, ranges_of, reads
+from tilewright.ir.tensor.ops import callee_of, dims, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.index_sets import row_major_offset, run_along
@@ -20,7 +20,7 @@ from tilewright.passes.analysis.row_phases import row_phases
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.tensor.fusion.kernel_groups import MAX_ROW_BYTES, SMALL_BYTES
 from tilewright.passes.tensor.joins.estimates import alone_s
-from tilewright.passes.tensor.joins.merge import callee_of, kernel_of, merged, reshapes_filled
+from tilewright.passes.tensor.joins.merge import kernel_of, merged, reshapes_filled
 from tilewright.passes.tensor.memory.order_kernels import calls_before, reaches
 
 

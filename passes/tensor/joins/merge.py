@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from tilewright.ir import Block, Expr, Func, Level, Module, Op, Ref, TensorType, Type, Value
+from tilewright.ir import Block, Expr, Func, Level, Module, Op, TensorType, Type, Value
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import callee_of, dims, domain, fills, ranges_of, reads
 from tilewright.passes.analysis.index_sets import row_major_offset
 from tilewright.passes.rewriting.values import rename_dims
-
-
-def callee_of(call: Op) -> str:
-    """Name of the function a tensor.call runs."""
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
 
 
 def is_plain(op: Op) -> bool:

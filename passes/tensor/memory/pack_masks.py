@@ -19,7 +19,6 @@ from tilewright.ir import (
     Level,
     Module,
     Op,
-    Ref,
     Sym,
     TensorType,
     Value,
@@ -31,7 +30,7 @@ from tilewright.ir.expr import substitute, symbols
 from tilewright.ir.opdef import op_def
 from tilewright.ir.scalar_code import Scalar, Scalars
 from tilewright.ir.simplify import simplify
-from tilewright.ir.tensor.ops import dims, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import callee_of, dims, fills, ranges_of, reads
 from tilewright.ir.types import numpy_dtype
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -77,7 +76,7 @@ class _Network:
         self.hardware = ctx.hardware or load_hardware(ctx.target)
         self.kernels = {f.name: f for f in module.funcs}
         self.words: dict[Value, Value] = {}
-        self.calls = Counter(_callee(op) for op in module.main.body.ops if op.name == "tensor.call")
+        self.calls = Counter(callee_of(op) for op in module.main.body.ops if op.name == "tensor.call")
         self.readers: dict[Value, list[Op]] = {}
         for op in module.main.body.ops:
             for v in dict.fromkeys(op.operands):
@@ -86,13 +85,13 @@ class _Network:
     def pack(self, call: Op, *, always: bool) -> None:
         """Store the result of a call in words, if it is a mask and that takes less time."""
         readers = [r for v in call.results for r in self.readers.get(v, ())]
-        maker = self.kernels[_callee(call)]
+        maker = self.kernels[callee_of(call)]
         if not _makes_a_mask(maker) or not readers or any(r.name != "tensor.call" for r in readers):
             return
-        if any(self.calls[_callee(c)] != 1 for c in (call, *readers)):
+        if any(self.calls[callee_of(c)] != 1 for c in (call, *readers)):
             return
         (mask,) = call.results
-        old = [maker, *(self.kernels[_callee(r)] for r in readers)]
+        old = [maker, *(self.kernels[callee_of(r)] for r in readers)]
         new = [_in_words(maker)]
         for reader, kernel in zip(readers, old[1:], strict=True):
             places = [i for i, v in enumerate(reader.operands) if v is mask]
@@ -136,12 +135,6 @@ class _Network:
             ops.append(replace(op, operands=operands, results=results))
         self.kernels[main.name] = main.with_body(main.body.with_ops(tuple(ops)))
         return self.module.with_funcs(tuple(self.kernels[f.name] for f in self.module.funcs))
-
-
-def _callee(call: Op) -> str:
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
 
 
 def _makes_a_mask(kernel: Func) -> bool:

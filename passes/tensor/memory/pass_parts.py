@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from tilewright.ir import Attr, Builder, Expr, Func, Level, Module, Op, Ref, TensorType, Value
+from tilewright.ir import Attr, Builder, Expr, Func, Level, Module, Op, TensorType, Value
 from tilewright.ir.simplify import interval, simplify
-from tilewright.ir.tensor.ops import STRUCTURED, fills, ranges_of, reads
+from tilewright.ir.tensor.ops import STRUCTURED, callee_of, fills, ranges_of, reads
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.kernel_text import kernel_text
@@ -38,7 +38,7 @@ def pass_parts(module: Module, ctx: PassContext) -> Module:
     made = {r for op in calls for r in op.results} - joined_arrays(main).keys()
     calls_of: dict[str, list[Op]] = {}
     for op in calls:
-        calls_of.setdefault(_callee(op), []).append(op)
+        calls_of.setdefault(callee_of(op), []).append(op)
     alike: dict[str, list[_Narrowed]] = {}
     for name, own in calls_of.items():
         narrowed = _narrowed(kernels[name], own, made)
@@ -66,12 +66,6 @@ class _Narrowed:
 
     kernel: Func
     parts: Mapping[int, _Part]
-
-
-def _callee(call: Op) -> str:
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
 
 
 def _narrowed(kernel: Func, calls: Sequence[Op], made: set[Value]) -> _Narrowed | None:
@@ -153,7 +147,7 @@ def _with_parts(main: Func, taken: Mapping[str, _Narrowed]) -> Func:
     b = Builder()
     named: dict[tuple[Value, _Part], Value] = {}
     for op in main.body.ops:
-        narrowed = taken.get(_callee(op)) if op.name == "tensor.call" else None
+        narrowed = taken.get(callee_of(op)) if op.name == "tensor.call" else None
         if narrowed is None:
             b.append(op)
             continue

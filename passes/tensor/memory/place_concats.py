@@ -20,7 +20,7 @@ from tilewright.ir import (
 )
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.tensor.join_ops import boxes_of, layout_in, placed
-from tilewright.ir.tensor.ops import STRUCTURED
+from tilewright.ir.tensor.ops import STRUCTURED, callee_of
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.rewriting.names import numbered
@@ -139,9 +139,7 @@ class _Placer:
         return sum(o.get("callee") == op["callee"] for o in self.main.body.ops)
 
     def _kernel(self, op: Op) -> Func:
-        ref = op["callee"]
-        assert isinstance(ref, Ref)
-        return self.kernels[ref.name]
+        return self.kernels[callee_of(op)]
 
     # -- the module with it ----------------------------------------------------------------------------------
     def _rebuilt(self) -> Module:

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Literal
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Sym, TensorType, Value
-from tilewright.ir.tensor.ops import dims
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Sym, TensorType, Value
+from tilewright.ir.tensor.ops import callee_of, dims
 from tilewright.ir.tensor.value_ranges import range_of_type, ranges_in
 from tilewright.ir.types import itemsize
 from tilewright.passes import PassContext, register_pass
@@ -50,7 +50,7 @@ def store_narrow(module: Module, ctx: PassContext, *, dtype: Literal["f16", "bf1
     for op in main.body.ops:
         if op.name != "tensor.call" or calls[op["callee"]] != 1:
             continue
-        kernel = kernels[_callee(op)]
+        kernel = kernels[callee_of(op)]
         for i, v in enumerate(op.results):
             if v.tensor.dtype != "f32" or v.tensor.nbytes <= SMALL_BYTES or not v.tensor.dense:
                 continue
@@ -58,14 +58,14 @@ def store_narrow(module: Module, ctx: PassContext, *, dtype: Literal["f16", "bf1
                 continue
             readers = uses[v]
             if not readers or not all(
-                x.name == "tensor.call" and calls[x["callee"]] == 1 and _narrows(kernels[_callee(x)], k)
+                x.name == "tensor.call" and calls[x["callee"]] == 1 and _narrows(kernels[callee_of(x)], k)
                 for x, k in readers
             ):
                 continue
             narrow[v] = Value(TensorType(dtype, v.tensor.shape), v.hint)
             results[kernel.name].add(i)
             for x, k in readers:
-                params[_callee(x)].add(k)
+                params[callee_of(x)].add(k)
     if not narrow:
         return module
     ops = tuple(with_values(op, narrow) for op in main.body.ops)
@@ -77,12 +77,6 @@ def store_narrow(module: Module, ctx: PassContext, *, dtype: Literal["f16", "bf1
             for f in module.funcs
         )
     )
-
-
-def _callee(call: Op) -> str:
-    callee = call["callee"]
-    assert isinstance(callee, Ref)
-    return callee.name
 
 
 def _is_storable(kernel: Func, result: int, dtype: str) -> bool:

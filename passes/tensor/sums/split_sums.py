@@ -93,7 +93,7 @@ def split_sums(func: Func, ctx: PassContext) -> Func:
             b.append(fresh)
         else:
             with b.at(op.loc):
-                env[op.result] = split_along(fresh, b, *cut, last=cut[0] == _innermost(op))
+                env[op.result] = _split(fresh, b, cut)
     if not env:
         return func
     body = func.body.with_ops(tuple(b.ops))
@@ -149,8 +149,7 @@ def _together_s(
         op = replace(walk.op, results=(Value(walk.op.result.type, "sum"),))
         if cut is None:
             b.append(op)
-        last = cut is not None and cut[0] == _innermost(op)
-        results.append(op.result if cut is None else split_along(op, b, *cut, last=last))
+        results.append(op.result if cut is None else _split(op, b, cut))
     b.do("tensor.return", *results)
     made = {r for op in b.ops for r in op.results}
     params = tuple(v for v in dict.fromkeys(v for op in b.ops for v in op.operands) if v not in made)
@@ -177,6 +176,11 @@ def _moments_of_parts(b: Builder, moments: Moments, value: Value, cut: Cut) -> t
     return joined_moments(b, value, first, shifted, of_part, par, (part, parts), length)
 
 
+def _split(op: Op, b: Builder, cut: Cut) -> Value:
+    """Append the sum by its parts, whose results lie as what they add up does."""
+    return split_along(op, b, *cut, last=cut[0] == _innermost(op))
+
+
 def _at(index: tuple[Expr, ...], env: dict[str, Expr]) -> tuple[Expr, ...]:
     return tuple(substitute(e, env) for e in index)
 
@@ -201,11 +205,12 @@ def _cuts(op: Op) -> Iterator[Cut]:
     red, part_bytes = dims(op, "red"), op.result.tensor.nbytes
     most = max(v.tensor.nbytes for v in op.operands) // max(1, 2 * part_bytes)
     inner = _innermost(op)
-    for d in [d for d, n in red.items() if n > 1 and d != inner][:2]:
+    long = [d for d, n in red.items() if n > 1]
+    for d in [d for d in long if d != inner][:2]:
         divisors = [p for p in range(2, min(red[d], max(PARTS), most) + 1) if red[d] % p == 0]
         best = (max((p for p in divisors if p <= count), default=1) for count in PARTS)
         yield from ((d, p) for p in dict.fromkeys(best) if p > 1)
-    last = [d for d, n in red.items() if n > 1][-1]
+    last = long[-1]
     side_by_side = last if part_bytes < SECTOR_BYTES else inner if _shares_lines(op, inner) else ""
     if side_by_side and red[side_by_side] <= most:
         yield side_by_side, red[side_by_side]
@@ -247,8 +252,7 @@ def _best_cut(op: Op, hardware: Hardware, estimator: Estimator) -> Cut | None:
             b = Builder()
             if cut is None:
                 b.append(alone)
-            last = cut is not None and cut[0] == _innermost(op)
-            b.do("tensor.return", alone.result if cut is None else split_along(alone, b, *cut, last=last))
+            b.do("tensor.return", alone.result if cut is None else _split(alone, b, cut))
             return estimator.program_s(alone.operands, b.ops, hardware)
 
         return estimator.remembered(("split sum", key, cut, hardware), answer)

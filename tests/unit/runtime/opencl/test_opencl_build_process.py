@@ -94,7 +94,7 @@ def test_two_processes_share_the_kernels(device, small_shares, monkeypatch):
     assert sorted(told) == sorted(k.name for k in KERNELS)
     assert len(set(by)) == 2
     assert sorted(p.ended for p in set(by)) == [False, True]  # the one that all share stays
-    # What processes built is stored.
+    # The binaries that processes built are stored.
     monkeypatch.setattr(programs.ProgramBuilder, "_compiled", None)
     monkeypatch.setattr(programs, "BuildProcess", None)
     monkeypatch.setattr(programs, "shared_process", None)

@@ -42,7 +42,7 @@ def built(device, monkeypatch):
         assert set(programs) == {k.source for k in kernels}
         for kernel in kernels:
             assert device.cl.Kernel(programs[kernel.source], kernel.entry).num_args
-        # What another process built is loaded from its binary.
+        # This process loads the binaries that other processes built.
         return made.count(1) + len(elsewhere), made.count(2) - len(elsewhere)
 
     return build
