@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.compilation.kernel_builds import build_codes, emit_kernels
 from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import GpuHardware
-from tilewright.costmodel.kernels.relays import Footprint
+from tilewright.costmodel.kernels.relays import Footprint, may_relay
 from tilewright.ir import Func, Level, Module
 from tilewright.ir.thread.launch_ops import RELEASE
 from tilewright.passes.kernels.decision import is_measured
@@ -22,7 +22,7 @@ from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, starts
 def settled_relays(
     lowered: Lowered, plan: ExecutionPlan, *, timed: bool = False, progress: bool | None = None
 ) -> tuple[Lowered, ExecutionPlan]:
-    """The network and its plan, in which no kernel releases launches that do not fit beside its own.
+    """The network and its plan, in which no kernel releases launches whose blocks might crowd.
 
     plan: with the streams that it will run on. Relays were chosen for launches one after the other, without
     the registers of kernels: in a plan of several streams there are none, for what runs beside a launch takes
@@ -49,7 +49,7 @@ def relay_facts(plan: ExecutionPlan, choice: str) -> dict[str, Any]:
 
 
 def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) -> frozenset[str]:
-    """The kernels of a plan that release launches which do not fit beside theirs.
+    """The kernels of a plan that release launches whose blocks might crowd.
 
     timed: the plan was timed with its relays, so that several streams are no reason against them.
     """
@@ -63,7 +63,7 @@ def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) 
         if plan.kernel_by_name[launch.kernel].overlaps
         for before in (plan.launches[dep] for dep in launch.deps)
         if before.kernel in releasing
-        and not footprint(plan, before).fits_beside(footprint(plan, launch), hardware)
+        and not may_relay(footprint(plan, before), footprint(plan, launch), hardware)
     )
 
 

@@ -14,6 +14,7 @@ from tilewright.compilation.kernel_records import KernelRecord
 from tilewright.compilation.settled_relays import footprint
 from tilewright.costmodel import GpuHardware, Hardware
 from tilewright.costmodel.kernels.bound import LAUNCH
+from tilewright.costmodel.kernels.relays import early_start_s, may_relay
 from tilewright.ir import InputError
 from tilewright.runtime.arena.placement import place_arena
 from tilewright.runtime.communication.agreement import communications
@@ -180,13 +181,12 @@ def relays_saving_s(plan: ExecutionPlan, hardware: Hardware) -> float:
     if not isinstance(hardware, GpuHardware):
         return 0.0
     kernels = plan.kernel_by_name
-    early = sum(
-        kernels[u.kernel].releases
-        and kernels[v.kernel].overlaps
-        and footprint(plan, u).fits_beside(footprint(plan, v), hardware)
+    places = (
+        (footprint(plan, u), footprint(plan, v))
         for u, v in pairwise(plan.launches)
+        if kernels[u.kernel].releases and kernels[v.kernel].overlaps
     )
-    return early * hardware.relay.boundary_s
+    return sum(early_start_s(u, v, hardware) for u, v in places if may_relay(u, v, hardware))
 
 
 class _Replays:

@@ -311,7 +311,9 @@ class RelayCoefficients:
 
     #: seconds by which the boundary before such a launch is shorter
     boundary_s: float
-    #: share of the time of a launch with many blocks per multiprocessor that an uneven spread costs
+    #: the same where blocks of the later launch follow those of the earlier one on their multiprocessors
+    turn_s: float
+    #: share of the time of a launch that an uneven spread of its blocks costs
     crowding_share: float
     #: share of the multiprocessors that can have a block each of a launch in clusters of more than two
     cluster_share: float

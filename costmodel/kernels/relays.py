@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.costmodel.hardware.description import GpuHardware
@@ -46,20 +47,42 @@ class Footprint:
     def fits_beside(self, other: Footprint, gpu: GpuHardware) -> bool:
         """Whether all blocks of both launches are on the GPU at the same time, each launch spread evenly.
 
-        Then no block of the later launch waits for a place while others crowd on those that are left.
+        Then no block of the later launch waits for a place while others crowd on those that are left. Blocks
+        go to multiprocessors with most room, so that where there is one for each block, none has two.
         """
         both = (self, other)
+        separate = all(f.cluster == 1 for f in both) and self.blocks + other.blocks <= gpu.sm_count
+        return separate or _fit(both, gpu)
+
+    def takes_turns_after(self, first: Footprint, gpu: GpuHardware) -> bool:
+        """Whether each block of both launches has a multiprocessor alone, if this one starts behind `first`.
+
+        Blocks of this launch then start where those of the first one end, and crowd nowhere, for no two of
+        them fit on one multiprocessor.
+        """
         return (
-            sum(f.blocks_per_sm(gpu) for f in both) <= gpu.max_blocks_per_sm
-            and sum(f._warps_per_sm(gpu) for f in both) * WARP <= gpu.max_threads_per_sm
-            and sum(f.shared_bytes_per_sm(gpu) for f in both) <= gpu.smem_per_sm_bytes
-            and sum(f._registers_per_sm(gpu) for f in both) <= gpu.registers_per_sm
+            first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1 and not _fit((self, self), gpu)
         )
+
+
+def may_relay(first: Footprint, second: Footprint, gpu: GpuHardware) -> bool:
+    """Whether the second launch may start while the first one runs, without that its blocks crowd."""
+    return first.fits_beside(second, gpu) or second.takes_turns_after(first, gpu)
+
+
+def _fit(launches: Sequence[Footprint], gpu: GpuHardware) -> bool:
+    return (
+        sum(f.blocks_per_sm(gpu) for f in launches) <= gpu.max_blocks_per_sm
+        and sum(f._warps_per_sm(gpu) for f in launches) * WARP <= gpu.max_threads_per_sm
+        and sum(f.shared_bytes_per_sm(gpu) for f in launches) <= gpu.smem_per_sm_bytes
+        and sum(f._registers_per_sm(gpu) for f in launches) <= gpu.registers_per_sm
+    )
 
 
 def relay_gain_s(
     first_s: float,
     second_s: float,
+    first: Footprint,
     second: Footprint,
     early_bytes: int,
     gpu: GpuHardware,
@@ -71,9 +94,17 @@ def relay_gain_s(
     first_s, second_s: the two launches without boundaries. early_bytes: weights that the second one asks for
     before it waits; they arrive while the first one runs, from the L2 (in_l2) or the DRAM. The boundary is
     shorter as well. Of a launch with several blocks per multiprocessor a share of its time counts as lost,
-    for its blocks may be spread less evenly than on an empty GPU.
+    for its blocks may be spread less evenly than on an empty GPU. So does that share of a launch that takes
+    turns, whose blocks stand in the order in which others ended, and no weights arrive before it.
     """
+    if not first.fits_beside(second, gpu):
+        return gpu.relay.turn_s - gpu.relay.crowding_share * second_s
     rate = gpu.l2_bytes_per_s if in_l2 else gpu.dram_bytes_per_s * gpu.estimate_dram_efficiency
     hidden_s = min(first_s, early_bytes / rate)
     crowded_s = gpu.relay.crowding_share * second_s * (1.0 - 1.0 / second.blocks_per_sm(gpu))
     return gpu.relay.boundary_s + hidden_s - crowded_s
+
+
+def early_start_s(first: Footprint, second: Footprint, gpu: GpuHardware) -> float:
+    """Seconds by which the boundary between two launches that relay is shorter."""
+    return gpu.relay.boundary_s if first.fits_beside(second, gpu) else gpu.relay.turn_s

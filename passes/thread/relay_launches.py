@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 from tilewright.costmodel import GpuHardware, load_hardware
-from tilewright.costmodel.kernels.relays import Footprint, relay_gain_s
+from tilewright.costmodel.kernels.relays import Footprint, may_relay, relay_gain_s
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, walk
@@ -51,7 +51,7 @@ _CONTROL = ("thread.loop", "thread.if", "thread.yield")
 def relay_launches(
     module: Module, ctx: PassContext, *, when: When = "auto", release: Release = "after-wait"
 ) -> Module:
-    """Let kernels release the launch that follows, where its blocks have places of their own beside theirs.
+    """Let kernels release the launch that follows, where its blocks crowd nowhere.
 
     rewrite:  func @k(...) { wait_for_launches; ... }
         -->   func @k(...) { wait_for_launches; release_dependents; ... }
@@ -61,11 +61,13 @@ def relay_launches(
 
     A launch and the next one are a relay where both fit on the GPU at the same time, each with its blocks
     spread evenly: so no block of the later one crowds where another has ended. Its blocks then have computed
-    their indices, and their weights are on the way, when the earlier launch ends. A kernel releases in all
-    its launches or in none; where some of the next ones do not fit, but relays with the others save
+    their indices, and their weights are on the way, when the earlier launch ends. Two launches are a relay,
+    too, where each block of both has a multiprocessor alone: those of the later one start where those of the
+    earlier one end, and no two of them have room on one multiprocessor. A kernel releases in all its launches
+    or in none; where some of the next ones may not start early, but relays with the others save
     `TWIN_GAIN_S`, a twin of it runs before those. `auto` asks the cost model whether relays save time,
-    `always` takes all that fit, `never` none. Registers are known once kernels are compiled, and are checked
-    then.
+    `always` takes all that are possible, `never` none. Registers are known once kernels are compiled, and are
+    checked then.
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what
@@ -123,7 +125,7 @@ class _Relays:
         crowded: dict[str, list[int]] = {}
         for i, u, v in self.edges:
             first, second = self.kernels[u], self.kernels[v]
-            fits = first.footprint.fits_beside(second.footprint, self.gpu)
+            fits = may_relay(first.footprint, second.footprint, self.gpu)
             gains[u] = gains.get(u, 0.0) + (self._gain_s(first, second) if fits else 0.0)
             if not fits:
                 crowded.setdefault(u, []).append(i)
@@ -138,9 +140,8 @@ class _Relays:
 
     def _gain_s(self, first: _Kernel, second: _Kernel) -> float:
         early = second.weights.total - second.weights.exposed
-        return relay_gain_s(
-            first.seconds, second.seconds, second.footprint, early, self.gpu, in_l2=self.in_l2
-        )
+        places = first.footprint, second.footprint
+        return relay_gain_s(first.seconds, second.seconds, *places, early, self.gpu, in_l2=self.in_l2)
 
 
 def _launched(module: Module) -> Iterator[str]:

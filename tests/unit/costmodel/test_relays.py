@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.costmodel import load_hardware
-from tilewright.costmodel.kernels.relays import Footprint, relay_gain_s
+from tilewright.costmodel.kernels.relays import Footprint, early_start_s, may_relay, relay_gain_s
 
 H100 = load_hardware("H100")
 HALF = H100.smem_per_sm_bytes // 2 - H100.smem_reserved_per_block_bytes
@@ -66,19 +66,50 @@ def test_what_takes_less_fits_as_well(one, other):
         assert less.fits_beside(other, H100)
 
 
+def test_blocks_that_have_a_multiprocessor_each_are_beside_each_other():
+    large = Footprint(66, 1024, 2 * HALF, 64)
+    assert large.fits_beside(large, H100)
+    assert not large.fits_beside(replace(large, blocks=67), H100)
+    assert not replace(large, cluster=2).fits_beside(large, H100)  # pairs may leave one out
+
+
+def test_launches_take_turns_where_each_block_has_a_multiprocessor_alone():
+    alone, small = replace(ONE, shared_bytes=HALF + 1), Footprint(132, 128, 0)
+    assert not alone.fits_beside(alone, H100)
+    assert alone.takes_turns_after(alone, H100)
+    assert may_relay(alone, alone, H100)
+    assert not alone.takes_turns_after(replace(alone, blocks=133), H100)
+    assert not replace(alone, blocks=133).takes_turns_after(alone, H100)
+    # where small blocks follow, several might go where the first multiprocessors are free
+    assert not small.takes_turns_after(replace(alone, shared_bytes=2 * HALF), H100)
+    assert early_start_s(alone, alone, H100) == H100.relay.turn_s
+    assert early_start_s(ONE, ONE, H100) == H100.relay.boundary_s
+
+
+def gain(first_s, second_s, second, early_bytes, in_l2=True):
+    return relay_gain_s(first_s, second_s, ONE, second, early_bytes, H100, in_l2=in_l2)
+
+
 def test_a_gain_is_the_boundary_and_the_weights_that_come_meanwhile():
-    nothing = relay_gain_s(1e-6, 1e-6, ONE, 0, H100, in_l2=True)
+    nothing = gain(1e-6, 1e-6, ONE, 0)
     assert nothing == H100.relay.boundary_s
     dram = H100.dram_bytes_per_s * H100.estimate_dram_efficiency
-    cold = relay_gain_s(1e-6, 1e-6, ONE, 1_000_000, H100, in_l2=False)
+    cold = gain(1e-6, 1e-6, ONE, 1_000_000, in_l2=False)
     assert cold == pytest.approx(nothing + 1e6 / dram)
-    assert nothing < relay_gain_s(1e-6, 1e-6, ONE, 1_000_000, H100, in_l2=True) < cold
+    assert nothing < gain(1e-6, 1e-6, ONE, 1_000_000) < cold
     # no more than the launch before takes
-    assert relay_gain_s(1e-6, 1e-6, ONE, 10**9, H100, in_l2=False) == pytest.approx(nothing + 1e-6)
+    assert gain(1e-6, 1e-6, ONE, 10**9, in_l2=False) == pytest.approx(nothing + 1e-6)
 
 
 def test_many_blocks_of_a_long_launch_cost_more_than_the_boundary():
-    many = Footprint(132 * 8, 128, 0)
-    assert relay_gain_s(1e-6, 1e-6, many, 0, H100, in_l2=True) > 0
-    assert relay_gain_s(1e-6, 1e-3, many, 0, H100, in_l2=True) < 0
-    assert relay_gain_s(1e-6, 1e-3, ONE, 0, H100, in_l2=True) > 0  # a block each has one place to go
+    few, many = Footprint(132, 128, 0), Footprint(132 * 8, 128, 0)
+    assert gain(1e-6, 1e-6, many, 0) > 0
+    assert gain(1e-6, 1e-3, many, 0) < 0
+    assert gain(1e-6, 1e-3, few, 0) > 0  # a block each has one place to go
+
+
+def test_turns_pay_before_short_launches_and_bring_no_weights():
+    alone = replace(ONE, shared_bytes=HALF + 1)
+    assert gain(1e-6, 1e-6, alone, 10**9) == gain(1e-6, 1e-6, alone, 0)
+    assert 0 < gain(1e-6, 5e-6, alone, 0) < H100.relay.turn_s
+    assert gain(1e-6, 5e-5, alone, 0) < 0

@@ -79,9 +79,13 @@ def test_where_a_kernel_releases():
 
 @pytest.mark.parametrize(
     ("fits", "does_not"),
-    [({"shared_floats": 28_000}, {"shared_floats": 30_000}), ({"block": 1024}, {"block": 1024, "grid": 133})],
+    [
+        ({"shared_floats": 28_000}, {"shared_floats": 30_000, "grid": 133}),
+        ({"shared_floats": 30_000}, {"shared_floats": 30_000, "grid": 133}),  # they take turns
+        ({"block": 1024}, {"block": 1024, "grid": 133}),
+    ],
 )
-def test_two_launches_that_do_not_fit_side_by_side_are_no_relay(fits, does_not):
+def test_two_launches_whose_blocks_would_crowd_are_no_relay(fits, does_not):
     assert RELEASE in ops_of(pair(**fits), "{when=always}")
     assert RELEASE not in ops_of(pair(**does_not), "{when=always}")
 
