@@ -60,9 +60,7 @@ class Footprint:
         Blocks of this launch then start where those of the first one end, and crowd nowhere, for no two of
         them fit on one multiprocessor.
         """
-        return (
-            first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1 and not _fit((self, self), gpu)
-        )
+        return first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1 and not _fit((self, self), gpu)
 
 
 def may_relay(first: Footprint, second: Footprint, gpu: GpuHardware) -> bool:
