@@ -34,7 +34,7 @@ def choose_gated(kernel: Func, hardware: Hardware) -> Func | str:
         return view
     if not isinstance(hardware, GpuHardware) or not _products_per_clk(view, hardware):
         return "the device has no tensor cores for such factors"
-    rows = [MMA_M * n for n in range(1, view.rows // MMA_M + 1)]
+    rows = sorted({*range(MMA_M, view.rows, MMA_M), view.rows})
     space = [
         p
         for r in rows
@@ -46,7 +46,7 @@ def choose_gated(kernel: Func, hardware: Hardware) -> Func | str:
         return f"{view.rows} rows of {view.units} units cannot be divided over blocks"
     seconds = [gated_s(view, p, hardware) for p in space]
     best = min(range(len(space)), key=seconds.__getitem__)
-    bound = global_bound(_problem(kernel, view), hardware)
+    bound = global_bound(problem_of_gates(kernel, view), hardware)
     return decided(kernel, "product_gates", ParameterChoice(space[best], bound, seconds[best], len(space)))
 
 
@@ -77,7 +77,7 @@ def _registers(p: GatedParameters, view: TilesView) -> int:
     return multiplied + view.most_sums * _COLUMN_REGISTERS + read + _OTHER_REGISTERS
 
 
-def _problem(kernel: Func, view: TilesView) -> LineProblem:
+def problem_of_gates(kernel: Func, view: TilesView) -> LineProblem:
     """One line per unit and row: its sums and maps."""
     written = sum(v.tensor.nbytes for v in kernel.body.ops[-1].operands)
     flops = 2 * view.most_sums * view.length * view.units * view.rows
@@ -99,12 +99,13 @@ def gated_s(view: TilesView, p: GatedParameters, hardware: GpuHardware) -> float
     copies = fetched / ASYNC_COPY_BYTES[0] / p.threads() * fit.copy_instructions * issue
     fetch_clk = fit.fetch_clk + max(per_sm * fetched / fit.l2_bytes_per_sm_per_clk, copies)
     fma = _products_per_clk(view, hardware) * hardware.mma_sync_share * fit.loop_share
-    multiplied = per_sm * p.rows * p.units * view.most_sums * view.length / fma
+    rows = p.tiles() * MMA_M
+    multiplied = per_sm * rows * p.units * view.most_sums * view.length / fma
     # Each group of units reads the rows of the block anew.
     row_bytes = view.length * itemsize(view.dtype)
-    loaded = per_sm * (p.rows * p.groups() + p.units * view.most_sums) * row_bytes / smem
+    loaded = per_sm * (rows * p.groups() + p.units * view.most_sums) * row_bytes / smem
     product_clk = max(multiplied, loaded, p.steps(view) * fit.step_clk)
-    words = p.rows * p.units * view.most_sums * p.sets / p.threads()
+    words = rows * p.units * view.most_sums * p.sets / p.threads()
     parts_clk = 2 * (per_sm * p.parts_bytes(view) / smem + words * _PART_INSTRUCTIONS * issue)
     parts_clk += 2 * (hardware.rows.barrier_clk + hardware.lat_smem_clk)
     accesses = sum(map(len, view.of_row.read)) + len(view.of_row.ready)

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir import Expr, Func, InputError, Sym, Value
-from tilewright.ir.expr import substitute
+from tilewright.ir import Func, InputError, Sym, Value
 from tilewright.ir.hardware_facts import MMA_M, MMA_N, VECTOR_BYTES, WARP
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS
 from tilewright.ir.types import itemsize
+from tilewright.passes.kernels.gated.elements import GatesLowering
 from tilewright.passes.kernels.gated.parameters import GatedParameters, depth_of, gated_parameters
 from tilewright.passes.kernels.gated.view import gated_view
-from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, owned
-from tilewright.passes.kernels.resident_tiles.elements import UnitElements
-from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
-from tilewright.passes.kernels.writing.staging import start_copying_matrix
-from tilewright.passes.kernels.writing.writer import Mask, Writer
+from tilewright.passes.kernels.resident_tiles.view import TilesView
+from tilewright.passes.kernels.writing.writer import Writer
 
 #: rows of a tile of sums that one of a lane's two registers stands for
 _HALF = MMA_M // 2
-#: copies of a thread that are written out one after the other, at most
-_MOST_COPIES = 32
 
 
 def lower_gated(kernel: Func) -> Func:
@@ -35,8 +30,6 @@ def lower_gated(kernel: Func) -> Func:
         -->   weights, then rows of the state to shared memory; fragments, mma; parts of sums to shared
               memory; per element of a unit: its sums, the maps, its results
 
-    Weights are asked for first: where nothing that the kernel waits for writes them, they are on their way
-    before that has ended.
     """
     view = gated_view(kernel)
     if isinstance(view, str):
@@ -47,82 +40,27 @@ def lower_gated(kernel: Func) -> Func:
     return func.with_attrs(**{EARLY_FACTORS: True})
 
 
-class _Lowering(UnitElements[int]):
+class _Lowering(GatesLowering):
     def __init__(self, w: Writer, view: TilesView, p: GatedParameters) -> None:
-        super().__init__(w, view)
+        super().__init__(w, view, p)
         self.p = p
         warp, self.lane = Sym("tid") // WARP, w.simple(Sym("tid") % WARP)
         self.set, self.group = w.simple(warp // p.groups()), w.simple(warp % p.groups())
-        across = view.units // p.units
-        self.first_row = w.simple(Sym("bid.x") // across * p.rows)
-        self.first_unit = w.simple(Sym("bid.x") % across * p.units)
-        (self.product,) = view.products
         self.depth = depth_of(view.dtype)
         self.rounding = "tf32" if view.dtype == "f32" else ""
 
-    def lowered(self) -> Func:
-        """The whole kernel."""
-        w, p, view = self.w, self.p, self.view
-        weights = self._weights()
-        state = w.alloc((p.rows, view.length), view.dtype, "shared", "state", swizzled=True)
-        source = w.inputs[self.product.state]
-        outer = (0,) * (len(source.tensor.shape) - 2)
-        self._copy(source, (*outer, self.first_row, 0), state)
-        w.b.do("thread.async_commit")
-        for elements in view.of_row.read:
-            for v, at in elements:
-                for point in range(p.points()):
-                    self._value(v, at, point)
-        w.b.do("thread.async_wait", pending=0)
-        w.b.do("thread.barrier")
+    def _allocated_state(self) -> Value:
+        # What the last tile has of rows beyond the batch is multiplied, too, but stays in rows of its own.
+        shape = (self.p.tiles() * MMA_M, self.view.length)
+        return self.w.alloc(shape, self.view.dtype, "shared", "state", swizzled=True)
+
+    def _allocated_weights(self, shape: tuple[int, int], *, by_rows: bool) -> Value:
+        # Eight rows of eight units of 16 bits follow one another through all banks as they are.
+        wide = shape[-1] * itemsize(self.view.dtype) > VECTOR_BYTES
+        return self.w.alloc(shape, self.view.dtype, "shared", "weights", swizzled=wide)
+
+    def _multiply(self, state: Value, weights: Sequence[tuple[Value, bool]]) -> None:
         self._sums(self._multiplied(state, weights))
-        for v in dict.fromkeys(v for v, _ in view.of_row.ready):
-            with w.b.at(w.producers[v].loc):
-                for at in owned(v, view.units, view.rows):
-                    for point in range(p.points()):
-                        value = self._value(v, at, point)
-                        w.store(value, w.outputs[v], self._placed(at, point), self._mask(point))
-        return w.finish()
-
-    # -- elements --------------------------------------------------------------------------------------------
-    def _number(self, point: int) -> Expr:
-        """The number of a thread's element among those of the block, units side by side."""
-        return self.w.simple(Sym("tid") + point * self.p.threads())
-
-    def _mask(self, point: int) -> Mask:
-        return self.w.below(self._number(point), self.p.rows * self.p.units)
-
-    def _place(self, point: int) -> tuple[Expr, Expr]:
-        """The row and the unit of an element among those of the block."""
-        row, unit = self.w.unravel(self._number(point), (self.p.rows, self.p.units))
-        return row, unit
-
-    def _placed(self, at: Sequence[Expr], point: int) -> Index:
-        """An index for an element of this thread."""
-        row, unit = self._place(point)
-        env = {ROW: self.first_row + row, UNIT: self.first_unit + unit}
-        return tuple(self.w.simple(substitute(e, env)) for e in at)
-
-    # -- the product -----------------------------------------------------------------------------------------
-    def _copy(self, source: Value, first: Index, to: Value) -> None:
-        start_copying_matrix(self.w, source, first, to, self.p.threads(), most_unrolled=_MOST_COPIES)
-
-    def _weights(self) -> list[tuple[Value, bool]]:
-        """Per gate the weights of this block's units, and whether sums are along their rows."""
-        w, p, view = self.w, self.p, self.view
-        tiles: list[tuple[Value, bool]] = []
-        for v, at in weights_of(view, self.product):
-            column = column_of(at)
-            assert column is not None
-            by_rows, first = column
-            shape = (p.units, view.length) if by_rows else (view.length, p.units)
-            # Eight rows of eight units of 16 bits follow one another through all banks as they are.
-            wide = shape[-1] * itemsize(view.dtype) > VECTOR_BYTES
-            tile = w.alloc(shape, view.dtype, "shared", "weights", swizzled=wide)
-            start = (first + self.first_unit, 0) if by_rows else (0, first + self.first_unit)
-            self._copy(w.inputs[v], start, tile)
-            tiles.append((tile, by_rows))
-        return tiles
 
     def _multiplied(self, state: Value, weights: Sequence[tuple[Value, bool]]) -> Value:
         """This warp's part of the sums of its units, for all rows of the block."""
@@ -164,7 +102,7 @@ class _Lowering(UnitElements[int]):
         shape = (p.sets, p.groups(), p.tiles() * 2 * count, 2, WARP)
         parts = w.alloc(shape, "f32", "shared", "parts")
         for tile in range(p.tiles()):
-            for half in (0, 1):
+            for half in (0, 1) if p.rows > tile * MMA_M + _HALF else (0,):
                 for n in range(count):
                     word = (tile * 2 + half) * count + n
                     for pair in (0, 1):

@@ -24,7 +24,10 @@ def lies_in_swizzled_rows(elements: int, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class GatedParameters(AttrRecord):
-    """Parameters: rows and units of a block, and sets of warps, each of which adds a part of all sums."""
+    """Parameters: rows and units of a block, and sets of warps, each of which adds a part of all sums.
+
+    rows: whole tiles, or all rows of the batch, of which the last tile need not be full.
+    """
 
     rows: int
     units: int
@@ -39,8 +42,8 @@ class GatedParameters(AttrRecord):
         return self.groups() * self.sets * WARP
 
     def tiles(self) -> int:
-        """Tiles of rows of a block, all of which a warp multiplies."""
-        return self.rows // MMA_M
+        """Tiles of rows of a block, all of which a warp multiplies; rows of the last one may be missing."""
+        return -(-self.rows // MMA_M)
 
     def blocks(self, view: TilesView) -> int:
         """Blocks of the grid."""
@@ -58,17 +61,23 @@ class GatedParameters(AttrRecord):
         """Bytes of the state and of weights that a block brings to shared memory."""
         return (self.rows + self.units * len(view.gates)) * view.length * itemsize(view.dtype)
 
+    def held_bytes(self, view: TilesView) -> int:
+        """Bytes of shared memory for them, with the rows that the last tile of the state misses."""
+        missing = self.tiles() * MMA_M - self.rows
+        return self.fetched_bytes(view) + missing * view.length * itemsize(view.dtype)
+
     def parts_bytes(self, view: TilesView) -> int:
         """Bytes of the parts of sums in shared memory."""
-        return self.sets * self.rows * self.units * view.most_sums * 4
+        return self.sets * self.tiles() * MMA_M * self.units * view.most_sums * 4
 
     def shared_bytes(self, view: TilesView) -> int:
         """Bytes of shared memory."""
-        return self.fetched_bytes(view) + self.parts_bytes(view)
+        return self.held_bytes(view) + self.parts_bytes(view)
 
     def check(self, view: TilesView) -> None:
         """Raise InputError where rows, units or sums cannot be divided so."""
-        if self.rows < 1 or self.rows % MMA_M or view.rows % self.rows:
+        whole = self.rows % MMA_M == 0 or self.rows == view.rows
+        if self.rows < 1 or not whole or view.rows % self.rows:
             raise InputError(f"expected rows by {MMA_M} that divide {view.rows}, got {self.rows}")
         if self.units < 1 or self.units % MMA_N or view.units % self.units:
             raise InputError(f"expected units by {MMA_N} that divide {view.units}, got {self.units}")

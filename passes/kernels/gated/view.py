@@ -7,8 +7,9 @@ by maps that read several of its columns at a time.
 
 from __future__ import annotations
 
-from tilewright.ir import Func
-from tilewright.ir.hardware_facts import MMA_M
+from collections.abc import Callable, Sequence
+
+from tilewright.ir import Func, Op
 from tilewright.ir.tensor.ops import TF32
 from tilewright.passes.kernels.gated.parameters import depth_of, lies_in_swizzled_rows
 from tilewright.passes.kernels.resident.view import matrix_of, vector_of
@@ -16,10 +17,20 @@ from tilewright.passes.kernels.resident_tiles.view import DTYPES, TilesView, vie
 
 
 def gated_view(kernel: Func) -> TilesView | str:
-    """The view of a kernel, or one clause that says why it has none.
+    """The view of a kernel for tensor cores, or one clause that says why it has none.
 
-    Factors have 16 bits, or are float32 that may be rounded to TF32. The units are the fewest for which every
-    result is a matrix of rows of units.
+    Factors have 16 bits, or are float32 that may be rounded to TF32.
+    """
+    return view_of_gates(kernel, _dtypes, _fault)
+
+
+def view_of_gates(
+    kernel: Func, dtypes: Callable[[Op], Sequence[str]], fault: Callable[[int, str], str]
+) -> TilesView | str:
+    """The view of a kernel of one product and maps, or one clause that says why it has none.
+
+    The units are the fewest for which every result is a matrix of rows of units. dtypes: those that factors
+    of the product may have. fault: what is wrong with rows of so many elements of a dtype; empty for nothing.
     """
     ops = kernel.body.ops[:-1]
     unfit = {op.name for op in ops} - {"tensor.contract", "tensor.map"}
@@ -29,17 +40,26 @@ def gated_view(kernel: Func) -> TilesView | str:
     if len(contracts) != 1:
         return f"it has {len(contracts)} products, where one is expected"
     (product,) = contracts
-    rounded = product.get("factors") == TF32
-    vector = vector_of(product, kernel.params, ("f32",) if rounded else DTYPES)
+    vector = vector_of(product, kernel.params, dtypes(product))
     if isinstance(vector, str):
         return vector
     state = product.operands[vector]
-    shape, depth = matrix_of(state), depth_of(state.tensor.dtype)
-    if state not in kernel.params or shape is None or shape[0] % MMA_M or shape[1] % depth:
-        return f"the state {state.type} is no parameter of whole tiles of {MMA_M} x {depth}"
-    if not lies_in_swizzled_rows(shape[1], state.tensor.dtype):
-        return f"rows of the state {state.type} have no 32, 64 or a multiple of 128 bytes"
+    shape = matrix_of(state)
+    if state not in kernel.params or shape is None:
+        return f"the state {state.type} is no parameter that is a matrix"
+    if wrong := fault(shape[1], state.tensor.dtype):
+        return f"rows of the state {state.type} have {wrong}"
     units = min((v.tensor.shape or (0,))[-1] for v in kernel.body.ops[-1].operands)
     if not units:
         return "it gives no array"
     return view_by_units(kernel, [(product, vector)], (), shape[0], units)
+
+
+def _dtypes(product: Op) -> Sequence[str]:
+    return ("f32",) if product.get("factors") == TF32 else DTYPES
+
+
+def _fault(terms: int, dtype: str) -> str:
+    if terms % depth_of(dtype):
+        return f"no multiple of {depth_of(dtype)} elements"
+    return "" if lies_in_swizzled_rows(terms, dtype) else "no 32, 64 or a multiple of 128 bytes"

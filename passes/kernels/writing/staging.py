@@ -243,9 +243,18 @@ class Fetch:
 
 
 def start_copying_matrix(
-    w: Writer, source: Value, first: Index, to: Value, threads: int, *, most_unrolled: int = 0
+    w: Writer,
+    source: Value,
+    first: Index,
+    to: Value,
+    threads: int,
+    *,
+    rows: int | None = None,
+    most_unrolled: int = 0,
 ) -> None:
-    """Start copying a box of a matrix, from `first` on, to all of a matrix in shared memory.
+    """Start copying a box of a matrix, from `first` on, to a matrix in shared memory.
+
+    rows: how many rows of that are copied; all of them without a number.
 
     `first` may name places in outer dimensions of the source before those of the matrix.
 
@@ -253,13 +262,14 @@ def start_copying_matrix(
     unrolled.
     """
     outer, inner = first[:-2], first[-2:]
-    shape, lanes = to.tensor.shape, VECTOR_BYTES // itemsize(to.tensor.dtype)
-    vectors = shape[1] // lanes
-    total = shape[0] * vectors
+    lanes = VECTOR_BYTES // itemsize(to.tensor.dtype)
+    rows = to.tensor.shape[0] if rows is None else rows
+    vectors = to.tensor.shape[1] // lanes
+    total = rows * vectors
     steps = -(-total // threads)
     with w.loop("copy", steps, unroll=1 if steps <= most_unrolled else 0) as step:
         number = w.simple(step * threads + Sym("tid"))
-        row, vector = w.unravel(number, (shape[0], vectors))
+        row, vector = w.unravel(number, (rows, vectors))
         place = (row, vector * lanes)
         with w.when(w.below(number, total)):
             w.b.do(

@@ -10,6 +10,7 @@ from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext
 from tilewright.passes.kernels.decision import estimate_of
 from tilewright.passes.kernels.gated.choice import choose_gated
+from tilewright.passes.kernels.gated_lanes.choice import choose_gated_lanes
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.merge import kernel_of, merged, reshapes_filled
 
@@ -39,6 +40,12 @@ def maps_behind(
     return firsts[0]
 
 
+def chosen_gates(kernel: Func, hardware: Hardware) -> Func | None:
+    """The kernel on tensor cores or on lanes, as its estimate is the least; None where it can be neither."""
+    made = [choose(kernel, hardware) for choose in (choose_gated, choose_gated_lanes)]
+    return min((f for f in made if not isinstance(f, str)), key=estimate_of, default=None)
+
+
 def joined_gates(
     calls: Sequence[Op], readers: Mapping[Value, Sequence[Op]], kernels: dict[str, Func], name: str
 ) -> tuple[Func, list[Value], list[Value]] | None:
@@ -65,7 +72,7 @@ def steps_s(
         if maps not in seconds or not seconds[maps]:
             continue
         made = joined_gates((op, maps), readers, kernels, "gates")
-        chosen = "" if made is None else choose_gated(made[0], hardware)
-        if not isinstance(chosen, str) and estimate_of(chosen) < CLEARLY * (seconds[op] + seconds[maps]):
+        chosen = None if made is None else chosen_gates(made[0], hardware)
+        if chosen is not None and estimate_of(chosen) < CLEARLY * (seconds[op] + seconds[maps]):
             seconds |= {op: estimate_of(chosen), maps: 0.0}
     return sum(seconds.values())

@@ -14,12 +14,12 @@ from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import WEIGHTS
 from tilewright.passes.analysis.kernel_text import kernel_text
 from tilewright.passes.kernels.decision import estimate_of
-from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.rewriting.names import numbered
 from tilewright.passes.rewriting.values import producers, readers
 from tilewright.passes.tensor.joins.estimates import alone_s
 from tilewright.passes.tensor.joins.gates import (
     CLEARLY,
+    chosen_gates,
     has_product,
     joined_gates,
     maps_behind,
@@ -38,10 +38,11 @@ def join_gates(
         -->   %s, %c = call(%h, %w, %x, callee = @maps_gates)
 
     An epilogue has one column of a product at a time; maps that need several wait for all of its blocks, in
-    a launch of their own. In a kernel of the family `gated` a thread has all columns of its units. A product
-    whose maps are an epilogue already is taken where that family is faster, as in backward passes. when:
-    `auto` where the estimate is below 0.9 of the sum of the kernels apart, and below that of a product whose
-    columns are interleaved (`interleave-columns`), `always` where legal, `never`.
+    a launch of their own. In kernels of the families `gated` (tensor cores) and `gated_lanes` (float32) a
+    thread has all columns of its units. A product whose maps are an epilogue already is taken where such a
+    kernel is faster, as in backward passes. when: `auto` where the estimate is below 0.9 of the sum of the
+    kernels apart, and below that of a product whose columns are interleaved (`interleave-columns`), `always`
+    where legal, `never`.
     """
     hardware = ctx.hardware or load_hardware(ctx.target)
     if when == "never" or isinstance(hardware, CpuHardware):
@@ -107,10 +108,8 @@ class _Choice:
 
     def _kernel(self, kernel: Func, calls: Sequence[Op]) -> Func | None:
         """The kernel of the family; None where there is none, or the calls are as fast."""
-        chosen = choose_gated(kernel, self.hardware)
-        if isinstance(chosen, str):
-            return None
-        if self.always:
+        chosen = chosen_gates(kernel, self.hardware)
+        if chosen is None or self.always:
             return chosen
         apart_s = sum(alone_s(self.kernels[callee_of(c)], self.ctx, self.hardware) for c in calls)
         seconds = estimate_of(chosen)

@@ -1,30 +1,19 @@
 """Products with gates of units: what is taken, emulated kernels against the interpreter."""
 
-from functools import cache
-
 import numpy as np
 import pytest
 from codegen_samples import run
 from decision_samples import with_template
+from gates_samples import CTX, H200, cut, forward_and_backward, product, step_behind_a_join
 from interpreted_kernels import interpreted, values_of
 from matrix_samples import THREAD
 
 import tilewright as tw
-from tilewright.costmodel import load_hardware
 from tilewright.frontends.zoo.recurrent import lstm_classifier
-from tilewright.frontends.zoo.speech import deep_speech
-from tilewright.ir import (
-    Func,
-    InputError,
-    Level,
-    Module,
-    TensorType,
-    Value,
-    parse,
-)
+from tilewright.ir import Func, InputError, Level, Module, parse
 from tilewright.ir.nodes import walk
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS, WAIT
-from tilewright.passes import PassContext, Pipeline, run_pipeline
+from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.kernels.gated.choice import choose_gated
 from tilewright.passes.kernels.gated.lowering import lower_gated
@@ -32,53 +21,12 @@ from tilewright.passes.kernels.gated.parameters import GatedParameters
 from tilewright.passes.kernels.gated.view import gated_view
 from tilewright.passes.kernels.resident_tiles.view import TilesView
 from tilewright.passes.pipelines import official_stages
-from tilewright.passes.rewriting.values import with_types
-
-H200 = load_hardware("H200")
-CTX = PassContext(target="cuda:sm_90a", hardware=H200)
-
-
-@cache
-def cut(network: str, precision: str = "bf16", batch: int = 32) -> Module:
-    """A training step of a recurrent network as kernels, before gates are joined with products."""
-    if network == "lstm":
-        net = lstm_classifier(0, layers=1, width=32, steps=4, classes=3, batch=batch)
-    else:
-        net = deep_speech(0, layers=1, width=64, channels=2, frequencies=9, frames=8, batch=batch)
-    module = tw.train_step(net, "cross_entropy", "adam")
-    for _, pipeline in official_stages(Level.GRAPH, "cuda", precision).until("join-gates"):
-        module = run_pipeline(module, pipeline.replace("join-recurrences", "join-recurrences{when=never}")
-                              if "join-recurrences" in pipeline.names else pipeline, CTX)  # fmt: skip
-    return module
-
-
-@cache
-def kernels(network: str, precision: str = "bf16") -> tuple[Func, ...]:
-    """The different kernels of gates of its steps."""
-    module = run_pipeline(cut(network, precision), Pipeline.parse("join-gates{when=always}"), CTX)
-    taken = [f for f in module.funcs if (d := decision_of(f)) is not None and d.template == "product_gates"]
-    return tuple(dense(f.with_attrs(decision=None)) for f in taken)
-
-
-def dense(kernel: Func) -> Func:
-    """The kernel with arrays of its own for results that are parts of a join."""
-    parts = [v for v in kernel.body.ops[-1].operands if not v.tensor.dense]
-    return with_types(
-        kernel, kernel.body.ops, {v: Value(TensorType(v.tensor.dtype, v.tensor.shape)) for v in parts}
-    )
 
 
 def view_of(kernel: Func) -> TilesView:
     view = gated_view(kernel)
     assert not isinstance(view, str)
     return view
-
-
-def forward_and_backward(network: str, precision: str = "bf16") -> tuple[Func, Func]:
-    """A kernel whose units have several gates, and one that sums over the gates' gradients."""
-    step = next(k for k in kernels(network, precision) if view_of(k).most_sums > 1)
-    units = view_of(step).units
-    return step, next(k for k in kernels(network, precision) if view_of(k).length > units)
 
 
 def lowered(kernel: Func, *parameters: int) -> Func:
@@ -88,22 +36,24 @@ def lowered(kernel: Func, *parameters: int) -> Func:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize(
-    ("network", "precision", "backward", "parameters"),
+    ("network", "precision", "backward", "parameters", "batch"),
     [
-        ("lstm", "bf16", False, (16, 8, 2)),  # two blocks of rows, each thread has several elements
-        ("lstm", "fp16", False, (32, 16, 1)),  # a warp has two tiles of rows, and the whole sum
-        ("lstm", "bf16", True, (16, 8, 8)),  # more threads than elements: the others only multiply
-        ("lstm", "bf16", True, (32, 32, 4)),
-        ("gru", "bf16", False, (16, 16, 2)),
-        ("gru", "bf16", True, (32, 8, 2)),
-        ("lstm", "tf32", False, (16, 8, 2)),
-        ("lstm", "tf32", True, (32, 16, 4)),
-        ("gru", "tf32", False, (16, 16, 2)),
-        ("gru", "tf32", True, (32, 8, 1)),
+        ("lstm", "bf16", False, (16, 8, 2), 32),  # two blocks of rows, each thread has several elements
+        ("lstm", "fp16", False, (32, 16, 1), 32),  # a warp has two tiles of rows, and the whole sum
+        ("lstm", "bf16", True, (16, 8, 8), 32),  # more threads than elements: the others only multiply
+        ("lstm", "bf16", True, (32, 32, 4), 32),
+        ("gru", "bf16", False, (16, 16, 2), 32),
+        ("gru", "bf16", True, (32, 8, 2), 32),
+        ("lstm", "tf32", False, (16, 8, 2), 32),
+        ("lstm", "tf32", True, (32, 16, 4), 32),
+        ("gru", "tf32", False, (16, 16, 2), 32),
+        ("gru", "tf32", True, (32, 8, 1), 32),
+        ("lstm", "tf32", False, (8, 8, 2), 8),  # half a tile of rows
+        ("gru", "bf16", True, (20, 8, 2), 20),  # a quarter of the second one
     ],
 )
-def test_emulated_kernels_are_those_of_the_interpreter(network, precision, backward, parameters):
-    kernel = forward_and_backward(network, precision)[backward]
+def test_emulated_kernels_are_those_of_the_interpreter(network, precision, backward, parameters, batch):
+    kernel = forward_and_backward(network, precision, gated_view, batch)[backward]
     inputs = values_of(kernel)
     want = interpreted(kernel, inputs)
     thread = lowered(kernel, *parameters)
@@ -115,10 +65,10 @@ def test_emulated_kernels_are_those_of_the_interpreter(network, precision, backw
 
 
 def test_a_unit_needs_a_column_of_each_gate_forward_and_one_backward():
-    step, gradient = map(view_of, forward_and_backward("lstm"))
+    step, gradient = map(view_of, forward_and_backward("lstm", "bf16", gated_view))
     assert (step.units, step.length, step.most_sums) == (32, 32, 4)
     assert (gradient.units, gradient.length, gradient.most_sums) == (32, 128, 1)
-    step, gradient = map(view_of, forward_and_backward("gru"))
+    step, gradient = map(view_of, forward_and_backward("gru", "bf16", gated_view))
     assert (step.most_sums, gradient.length) == (3, 192)
 
 
@@ -157,49 +107,6 @@ def test_the_faster_way_of_one_launch_is_taken(trained):
     assert steps == {"product_gates" if trained else "matrix"}
 
 
-def product(rows: int, terms: int, columns: int, dtype: str = "bf16") -> Func:
-    """A kernel of one product of a state with weights that lie in rows of the sum."""
-    shape, sizes = f"f32[{rows}, {columns}]", f"par = (m: {rows}, n: {columns}), red = (c: {terms})"
-    return parse(f"""module @m {{
-  tensor.func @k(%h: {dtype}[{rows}, {terms}], %w: {dtype}[{columns}, {terms}]) -> {shape} {{
-    %0 = tensor.contract(%h, %w, {sizes}, reads = [[m, c], [n, c]]) : {shape} {{
-      ^(%a: {dtype}, %b: {dtype}, %s: f32)
-      %x = scalar.cast(%a, dtype = "f32") : f32
-      %y = scalar.cast(%b, dtype = "f32") : f32
-      %z = scalar.fma(%x, %y, %s) : f32
-      scalar.yield(%z)
-    }}
-    tensor.return(%0)
-  }}
-}}""").funcs[0]  # fmt: skip
-
-
-def step_behind_a_join(state: str) -> Func:
-    """A step of a cell whose state and result are boxes of arrays of all steps."""
-    return parse(f"""module @m {{
-  tensor.func @k(%h: {state}, %w: f16[64, 32], %c: f16[32, 32]) -> f16[1, 32, 32] {{
-    %0 = tensor.contract(%h, %w, par = (m: 32, n: 64), red = (c: 32), reads = [[0, m, c], [n, c]])
-      : f32[32, 64] {{
-      ^(%a: f16, %b: f16, %s: f32)
-      %x = scalar.cast(%a, dtype = "f32") : f32
-      %y = scalar.cast(%b, dtype = "f32") : f32
-      %z = scalar.fma(%x, %y, %s) : f32
-      scalar.yield(%z)
-    }}
-    %1 = tensor.map(%0, %0, %c, par = (o: 1, m: 32, u: 32), reads = [[m, u], [m, u + 32], [m, u]])
-      : f16[1, 32, 32] {{
-      ^(%a: f32, %b: f32, %d: f16)
-      %x = scalar.mul(%a, %b) : f32
-      %y = scalar.cast(%d, dtype = "f32") : f32
-      %z = scalar.add(%x, %y) : f32
-      %r = scalar.cast(%z, dtype = "f16") : f16
-      scalar.yield(%r)
-    }}
-    tensor.return(%1)
-  }}
-}}""").funcs[0]  # fmt: skip
-
-
 @pytest.mark.emulator
 def test_states_may_be_boxes_of_arrays_of_all_steps():
     for state in ("f16[1, 32, 32]", "f16[1, 32, 32] by [32, 64, 1]"):
@@ -217,13 +124,13 @@ def test_states_may_be_boxes_of_arrays_of_all_steps():
     [
         (
             step_behind_a_join("f16[2, 32, 32]"),
-            "the state f16[2, 32, 32] is no parameter of whole tiles of 16 x 16",
+            "the state f16[2, 32, 32] is no parameter that is a matrix",
         ),
         (
             step_behind_a_join("f16[1, 32, 32] by [32, 36, 1]"),
             "rows of the state f16[1, 32, 32] by [32, 36, 1] do not begin at multiples of 16 bytes",
         ),
-        (product(24, 32, 32), "the state bf16[24, 32] is no parameter of whole tiles of 16 x 16"),
+        (product(16, 40, 32), "rows of the state bf16[16, 40] have no multiple of 16 elements"),
         (product(16, 32, 36), "16 rows of 36 units cannot be divided over blocks"),
         (product(16, 48, 32), "rows of the state bf16[16, 48] have no 32, 64 or a multiple of 128 bytes"),
         (product(16, 32, 32, "f32"), "a product is not of bfloat16 or float16"),

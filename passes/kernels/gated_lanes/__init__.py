@@ -1,0 +1,1 @@
+"""Products of float32 with the gates of their units, on the lanes of a GPU."""
