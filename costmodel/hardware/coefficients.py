@@ -313,6 +313,8 @@ class RelayCoefficients:
     boundary_s: float
     #: the same where blocks of the later launch follow those of the earlier one on their multiprocessors
     turn_s: float
+    #: seconds for which such blocks ask for weights before what they wait for can be seen
+    turn_weights_s: float
     #: share of the time of a launch that an uneven spread of its blocks costs
     crowding_share: float
     #: share of the multiprocessors that can have a block each of a launch in clusters of more than two

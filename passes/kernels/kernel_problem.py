@@ -33,8 +33,6 @@ INSTRUCTIONS = {
     "rsqrt": 4.0, "sqrt": 6.0, "log": 8.0, "log2": 8.0, "log10": 8.0, "tanh": 20.0, "erf": 20.0, "pow": 30.0,
     "sin": 20.0, "cos": 20.0, "tan": 30.0, "mod": 20.0, "truncmod": 20.0, "truncdiv": 10.0,
 }  # fmt: skip
-#: points that so few blocks compute that a large GPU is idle
-FEW_POINTS = 1 << 16
 #: points of a usual vector: all read one element where its index is a quotient by a multiple of this
 SHARED_VECTOR = 4
 
@@ -206,44 +204,16 @@ def stride_of(kernel: Func, op: Op, value: Value, at: Sequence[Expr], d: str) ->
 
 
 def map_parts(kernel: Func) -> tuple[Func, ...]:
-    """A kernel of maps as one kernel per shape of its results, in order; itself where all are of one part.
+    """A kernel of maps as one kernel per shape of its results, in order; itself where all have one shape.
 
-    Parts share parameters and what both compute; blocks of one launch compute one part each. Results of one
-    shape with few points are parts of their own where they read no array that others read: the threads of a
-    few blocks would compute one after the other what blocks do side by side, as updates of many small
-    parameters.
+    Parts share parameters and what both compute; blocks of one launch compute one part each.
     """
     by_shape: dict[tuple[int, ...], list[Value]] = {}
     for v in _outputs(kernel):
         by_shape.setdefault(v.tensor.shape, []).append(v)
-    parts: list[list[Value]] = []
-    for shape, results in by_shape.items():
-        few = len(results) > 1 and 1 < prod(shape) <= FEW_POINTS
-        parts += _of_own_arrays(kernel, results) if few else [results]
-    if len(parts) < 2:
+    if len(by_shape) < 2:
         return (kernel,)
-    return tuple(_giving(kernel, tuple(results)) for results in parts)
-
-
-def _of_own_arrays(kernel: Func, results: Sequence[Value]) -> list[list[Value]]:
-    """The results in groups, in their order, of which none reads an array that another one reads.
-
-    Arrays are parameters of more than one element: what is computed of numbers alone is computed again.
-    """
-    arrays: dict[Value, frozenset[Value]] = {
-        p: frozenset((p,)) if p.tensor.size > 1 else frozenset() for p in kernel.params
-    }
-    for op in kernel.body.ops[:-1]:
-        met_arrays = frozenset[Value]().union(*(arrays[v] for v in op.operands))
-        arrays.update(dict.fromkeys(op.results, met_arrays))
-    groups: list[tuple[set[Value], list[Value]]] = []
-    for r in dict.fromkeys(results):
-        met = [g for g in groups if not g[0].isdisjoint(arrays[r])]
-        read = set(arrays[r]).union(*(g[0] for g in met))
-        values = [v for g in met for v in g[1]]
-        groups = [g for g in groups if g not in met]
-        groups.append((read, [*values, r]))
-    return [values for _, values in groups]
+    return tuple(_giving(kernel, tuple(results)) for results in by_shape.values())
 
 
 def _giving(kernel: Func, results: tuple[Value, ...]) -> Func:

@@ -6,6 +6,7 @@ from tilewright.costmodel import Hardware, LineProblem
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.costmodel.kernels.relays import Footprint
 from tilewright.ir import Func, InputError
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_M, MMA_N, REGISTER_UNIT, WARP
 from tilewright.ir.types import itemsize
@@ -85,6 +86,23 @@ def problem_of_gates(kernel: Func, view: TilesView) -> LineProblem:
     return LineProblem(lines, 1, 1, max(0, traffic(kernel) - written), written, flops)
 
 
+def arrival_clk(launch: Footprint, state: int, weights: int, hardware: GpuHardware) -> float:
+    """Cycles from the end of a kernel's wait until these bytes of state and of weights are in shared memory.
+
+    Threads of each block copy both, the weights before they wait. Where launches take turns, weights come
+    while the blocks of the launch before end and its results become visible.
+    """
+    fit = hardware.matrix
+    per_sm, warps = launch.blocks_per_sm(hardware), launch.threads // WARP
+    issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
+    fetched = state + weights
+    copies = fetched / ASYNC_COPY_BYTES[0] / launch.threads * fit.copy_instructions * issue
+    clk = max(per_sm * fetched / fit.l2_bytes_per_sm_per_clk, copies)
+    if launch.takes_turns_after(launch, hardware):
+        clk = max(clk * state / fetched, clk - hardware.relay.turn_weights_s * hardware.clock_hz)
+    return fit.fetch_clk + clk
+
+
 def gated_s(view: TilesView, p: GatedParameters, hardware: GpuHardware) -> float:
     """Seconds of a kernel: state and weights to shared memory, products, parts of sums, maps, results.
 
@@ -95,9 +113,9 @@ def gated_s(view: TilesView, p: GatedParameters, hardware: GpuHardware) -> float
     fit, smem = hardware.matrix, hardware.smem_bytes_per_sm_per_clk
     warps, per_sm = p.threads() // WARP, -(-p.blocks(view) // hardware.sm_count)
     issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
-    fetched = p.fetched_bytes(view)
-    copies = fetched / ASYNC_COPY_BYTES[0] / p.threads() * fit.copy_instructions * issue
-    fetch_clk = fit.fetch_clk + max(per_sm * fetched / fit.l2_bytes_per_sm_per_clk, copies)
+    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view))
+    state = p.rows * view.length * itemsize(view.dtype)
+    fetch_clk = arrival_clk(launch, state, p.fetched_bytes(view) - state, hardware)
     fma = _products_per_clk(view, hardware) * hardware.mma_sync_share * fit.loop_share
     rows = p.tiles() * MMA_M
     multiplied = per_sm * rows * p.units * view.most_sums * view.length / fma

@@ -9,11 +9,12 @@ from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
+from tilewright.costmodel.kernels.relays import Footprint
 from tilewright.ir import Func, InputError
-from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, LINE_BYTES, REGISTER_UNIT, VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import LINE_BYTES, REGISTER_UNIT, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.decision import decided
-from tilewright.passes.kernels.gated.choice import problem_of_gates
-from tilewright.passes.kernels.gated_lanes.parameters import VECTOR, GatedLanesParameters
+from tilewright.passes.kernels.gated.choice import arrival_clk, problem_of_gates
+from tilewright.passes.kernels.gated_lanes.parameters import VECTOR, WORD_BYTES, GatedLanesParameters
 from tilewright.passes.kernels.gated_lanes.view import gated_lanes_view
 from tilewright.passes.kernels.kernel_problem import instructions
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of
@@ -88,9 +89,9 @@ def gated_lanes_s(view: TilesView, p: GatedLanesParameters, hardware: GpuHardwar
     fit, smem = hardware.matrix, hardware.smem_bytes_per_sm_per_clk
     warps, per_sm = p.threads() // WARP, -(-p.blocks(view) // hardware.sm_count)
     issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
-    fetched = p.fetched_bytes(view)
-    copies = fetched / ASYNC_COPY_BYTES[0] / p.threads() * fit.copy_instructions * issue
-    fetch_clk = fit.fetch_clk + max(per_sm * fetched / fit.l2_bytes_per_sm_per_clk, copies)
+    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view))
+    state = p.rows * view.length * WORD_BYTES
+    fetch_clk = arrival_clk(launch, state, p.fetched_bytes(view) - state, hardware)
     words = p.totals(view) * p.sets / p.threads()
     parts_clk = per_sm * 2 * p.parts_bytes(view) / smem + words * _PART_INSTRUCTIONS * issue
     parts_clk += (2 + (p.sets > 1)) * (hardware.rows.barrier_clk + hardware.lat_smem_clk)

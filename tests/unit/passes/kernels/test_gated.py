@@ -9,13 +9,14 @@ from interpreted_kernels import interpreted, values_of
 from matrix_samples import THREAD
 
 import tilewright as tw
+from tilewright.costmodel.kernels.relays import Footprint
 from tilewright.frontends.zoo.recurrent import lstm_classifier
 from tilewright.ir import Func, InputError, Level, Module, parse
 from tilewright.ir.nodes import walk
 from tilewright.ir.thread.launch_ops import EARLY_FACTORS, WAIT
 from tilewright.passes import Pipeline, run_pipeline
 from tilewright.passes.kernels.decision import decision_of
-from tilewright.passes.kernels.gated.choice import choose_gated
+from tilewright.passes.kernels.gated.choice import arrival_clk, choose_gated
 from tilewright.passes.kernels.gated.lowering import lower_gated
 from tilewright.passes.kernels.gated.parameters import GatedParameters
 from tilewright.passes.kernels.gated.view import gated_view
@@ -99,7 +100,7 @@ def test_steps_are_joined_where_the_model_finds_them_faster():
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_faster_way_of_one_launch_is_taken(trained):
     """Columns of constant weights may be interleaved, which the model finds faster for these gates."""
-    module = lstm_classifier(0, layers=1, width=512, steps=3, classes=3, batch=64)
+    module = lstm_classifier(0, layers=1, width=384, steps=3, classes=3, batch=64)
     if trained:
         module = tw.train_step(module, "cross_entropy", "adam")
     kernels = tw.compile(module, "cuda:sm_90a:h200", precision="tf32").report()["kernels"]
@@ -171,3 +172,14 @@ def test_weights_are_asked_for_before_the_wait():
     ]
     assert set().union(*copied[:wait]) == {func.params[1]}
     assert set().union(*copied[wait:]) == {func.params[0]}
+
+
+def test_weights_come_early_where_launches_take_turns():
+    half = H200.smem_per_sm_bytes // 2
+    alone, beside = (Footprint(128, 128, half + extra) for extra in (1, -4096))
+    state, weights = 32 << 10, 96 << 10
+    late, early = (arrival_clk(f, state, weights, H200) for f in (beside, alone))
+    assert late - early == pytest.approx(H200.relay.turn_weights_s * H200.clock_hz)
+    # however early, the state comes behind the wait
+    assert arrival_clk(alone, state, 0, H200) == arrival_clk(beside, state, 0, H200)
+    assert arrival_clk(alone, state, 1024, H200) == pytest.approx(arrival_clk(alone, state, 0, H200))
