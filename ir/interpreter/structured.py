@@ -14,6 +14,8 @@ from tilewright.ir.nodes import Block, Op
 from tilewright.ir.tensor.ops import contraction, dims, fills, ranges_of, reads
 from tilewright.ir.types import numpy_dtype
 
+#: points of a map that are computed together: what their scalar ops give one another stays in the cache
+_TOGETHER = 1 << 15
 #: most points of a window that are visited one by one; larger windows are gathered
 _LOOPED_POINTS = 4096
 
@@ -64,7 +66,7 @@ def _map(op: Op, operands: Sequence[np.ndarray], par: Mapping[str, int]) -> list
     assert op.body is not None
     order, accesses = list(par), accesses_of(op)
     outs = [np.empty(tuple(par.values()), numpy_dtype(r.tensor.dtype)) for r in op.results]
-    for box in boxes(par, row_tile(par, CHUNK)):
+    for box in boxes(par, row_tile(par, _TOGETHER)):
         elements = [fetch(x, a, box, order) for x, a in zip(operands, accesses, strict=True)]
         for out, value in zip(outs, run_body(op.body, elements, axes(box, order)), strict=True):
             out[_slices(box, order)] = value
