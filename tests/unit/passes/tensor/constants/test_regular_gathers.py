@@ -40,3 +40,16 @@ def test_rules(indices: list[int], place: str | None) -> None:
     assert (op.name == "tensor.gather") == (place is None)
     if place is not None:
         assert f"reads = [[{place}, c]]" in tw.show(done)
+
+
+@pytest.mark.parametrize(("along", "taken"), [("c + y * 0", True), ("y + c", False), ("c - y", False)])
+def test_indices_of_the_gather_alone_must_lie_inside_as_well(along: str, taken: bool) -> None:
+    """Gradients of gradients read so, with numbers in the place of what lies outside."""
+    text = f"""module @net {{ tensor.func @main(%x: f32[5, 3]) -> f32[5, 3] {{
+      %1 = tensor.gather(%x, par = (y: 5, c: 3), reads = [], at = [y, {along}], mode = "fill") : f32[5, 3]
+      tensor.return(%1) }} }}"""
+    module = parse(text)
+    done = run_pipeline(module, Pipeline.parse("regular-gathers"), PassContext())
+    assert (done is not module) == taken
+    x = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.testing.assert_array_equal(tw.interpret(done, x), tw.interpret(module, x))
