@@ -10,6 +10,8 @@ from tilewright.ir.hardware_facts import WARP
 
 #: registers are given to a warp in multiples of this many (CUDA occupancy calculator, from sm_30 on)
 _REGISTERS_OF_WARP_UNIT = 256
+#: registers of a thread whose kernel is not compiled yet, at least and at most
+_LEAST_REGISTERS, _MOST_REGISTERS = 8, 255
 #: blocks of a cluster from which on not every multiprocessor can have one
 _WIDE_CLUSTER = 3
 
@@ -40,8 +42,9 @@ class Footprint:
     def _warps_per_sm(self, gpu: GpuHardware) -> int:
         return self.blocks_per_sm(gpu) * -(-self.threads // WARP)
 
-    def _registers_per_sm(self, gpu: GpuHardware) -> int:
-        of_warp = -(-self.registers * WARP // _REGISTERS_OF_WARP_UNIT) * _REGISTERS_OF_WARP_UNIT
+    def _registers_per_sm(self, gpu: GpuHardware, unknown: int) -> int:
+        registers = self.registers or unknown
+        of_warp = -(-registers * WARP // _REGISTERS_OF_WARP_UNIT) * _REGISTERS_OF_WARP_UNIT
         return self._warps_per_sm(gpu) * of_warp
 
     def fits_beside(self, other: Footprint, gpu: GpuHardware) -> bool:
@@ -52,15 +55,16 @@ class Footprint:
         """
         both = (self, other)
         separate = all(f.cluster == 1 for f in both) and self.blocks + other.blocks <= gpu.sm_count
-        return separate or _fit(both, gpu)
+        return separate or _fit(both, gpu, _LEAST_REGISTERS)
 
     def takes_turns_after(self, first: Footprint, gpu: GpuHardware) -> bool:
         """Whether each block of both launches has a multiprocessor alone, if this one starts behind `first`.
 
         Blocks of this launch then start where those of the first one end, and crowd nowhere, for no two of
-        them fit on one multiprocessor.
+        them fit on one multiprocessor; where registers are not known yet, if they are as many as possible.
         """
-        return first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1 and not _fit((self, self), gpu)
+        alone = first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1
+        return alone and not _fit((self, self), gpu, _MOST_REGISTERS)
 
 
 def may_relay(first: Footprint, second: Footprint, gpu: GpuHardware) -> bool:
@@ -68,12 +72,13 @@ def may_relay(first: Footprint, second: Footprint, gpu: GpuHardware) -> bool:
     return first.fits_beside(second, gpu) or second.takes_turns_after(first, gpu)
 
 
-def _fit(launches: Sequence[Footprint], gpu: GpuHardware) -> bool:
+def _fit(launches: Sequence[Footprint], gpu: GpuHardware, unknown: int) -> bool:
+    """Return whether blocks of all launches fit; unknown: registers of kernels that are not compiled yet."""
     return (
         sum(f.blocks_per_sm(gpu) for f in launches) <= gpu.max_blocks_per_sm
         and sum(f._warps_per_sm(gpu) for f in launches) * WARP <= gpu.max_threads_per_sm
         and sum(f.shared_bytes_per_sm(gpu) for f in launches) <= gpu.smem_per_sm_bytes
-        and sum(f._registers_per_sm(gpu) for f in launches) <= gpu.registers_per_sm
+        and sum(f._registers_per_sm(gpu, unknown) for f in launches) <= gpu.registers_per_sm
     )
 
 

@@ -86,6 +86,12 @@ def launch_registers(func: Func) -> int:
     return REGISTERS_PER_SM // resident // block // REGISTER_UNIT * REGISTER_UNIT * block
 
 
+def known_registers(func: Func) -> int:
+    """Registers of a block where roles pass some on, which fixes what it has at launch; else 0: not known."""
+    passed = any(role.integer("registers") for role in roles_of(func))
+    return launch_registers(func) if passed else 0
+
+
 def issued_by_one(role: Op) -> bool:
     """True when one thread runs a role: all its work is ops of which one thread gives out the whole.
 

@@ -24,6 +24,7 @@ from tilewright.ir.thread.launch_ops import (
     releases_dependents,
     waits_for_launches,
 )
+from tilewright.ir.thread.role_ops import known_registers
 from tilewright.ir.thread.shared_layout import shared_layout
 from tilewright.ir.thread.tensor_maps import cluster_of
 from tilewright.ir.types import itemsize
@@ -66,8 +67,8 @@ def relay_launches(
     earlier one end, and no two of them have room on one multiprocessor. A kernel releases in all its launches
     or in none; where some of the next ones may not start early, but relays with the others save
     `TWIN_GAIN_S`, a twin of it runs before those. `auto` asks the cost model whether relays save time,
-    `always` takes all that are possible, `never` none. Registers are known once kernels are compiled, and are
-    checked then.
+    `always` takes all that are possible, `never` none. Registers of kernels by roles are known, those
+    of others once they are compiled: all are checked then.
 
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what
@@ -187,7 +188,8 @@ def _kernel(func: Func, gpu: GpuHardware) -> _Kernel:
     assert isinstance(grid, tuple)
     assert isinstance(block, int)
     blocks = prod(n for n in grid if isinstance(n, int))
-    footprint = Footprint(blocks, block, shared_layout(func).nbytes, 0, prod(cluster_of(func)))
+    registers = known_registers(func) // block
+    footprint = Footprint(blocks, block, shared_layout(func).nbytes, registers, prod(cluster_of(func)))
     return _Kernel(footprint, max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
 
 

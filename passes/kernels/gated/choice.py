@@ -113,7 +113,7 @@ def gated_s(view: TilesView, p: GatedParameters, hardware: GpuHardware) -> float
     fit, smem = hardware.matrix, hardware.smem_bytes_per_sm_per_clk
     warps, per_sm = p.threads() // WARP, -(-p.blocks(view) // hardware.sm_count)
     issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
-    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view))
+    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view), _registers(p, view))
     state = p.rows * view.length * itemsize(view.dtype)
     fetch_clk = arrival_clk(launch, state, p.fetched_bytes(view) - state, hardware)
     fma = _products_per_clk(view, hardware) * hardware.mma_sync_share * fit.loop_share

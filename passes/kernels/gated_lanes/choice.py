@@ -89,7 +89,7 @@ def gated_lanes_s(view: TilesView, p: GatedLanesParameters, hardware: GpuHardwar
     fit, smem = hardware.matrix, hardware.smem_bytes_per_sm_per_clk
     warps, per_sm = p.threads() // WARP, -(-p.blocks(view) // hardware.sm_count)
     issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
-    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view))
+    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view), _registers(p, view))
     state = p.rows * view.length * WORD_BYTES
     fetch_clk = arrival_clk(launch, state, p.fetched_bytes(view) - state, hardware)
     words = p.totals(view) * p.sets / p.threads()

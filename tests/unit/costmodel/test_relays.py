@@ -33,9 +33,19 @@ def test_each_limit_of_a_multiprocessor_counts(fits, crowded):
     assert not fits.fits_beside(crowded, H100)
 
 
-def test_registers_that_nobody_knows_yet_take_no_place():
-    assert Footprint(132, 1024, 0).fits_beside(Footprint(132, 1024, 0), H100)
+def test_registers_that_nobody_knows_yet_take_little_place():
+    unknown, all_of_them = Footprint(132, 1024, 0), Footprint(132, 512, 0, 128)
+    assert unknown.fits_beside(unknown, H100)
     assert not Footprint(132, 1024, 0, 64).fits_beside(Footprint(132, 1024, 0, 64), H100)
+    assert not unknown.fits_beside(all_of_them, H100)  # no kernel is without any
+
+
+def test_registers_that_nobody_knows_yet_may_leave_a_block_alone():
+    all_of_them = Footprint(132, 512, 0, 128)
+    assert Footprint(49, 512, 0).takes_turns_after(all_of_them, H100)
+    assert Footprint(49, 512, 0, 91).takes_turns_after(all_of_them, H100)
+    assert not Footprint(49, 512, 0, 40).takes_turns_after(all_of_them, H100)
+    assert not Footprint(49, 128, 0).takes_turns_after(all_of_them, H100)  # 255 registers leave room for two
 
 
 def test_wide_clusters_leave_multiprocessors_out():

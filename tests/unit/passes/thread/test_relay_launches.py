@@ -15,6 +15,7 @@ from tilewright.compilation.settled_relays import settled_relays, unfit_relays
 from tilewright.devices.targets import resolve_target
 from tilewright.ir import InputError, parse, walk
 from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
+from tilewright.ir.thread.role_ops import known_registers, launch_registers
 from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.work.weight_traffic import weight_bytes
@@ -272,3 +273,17 @@ def test_relays_change_no_bit(tmp_path, precision):
     np.testing.assert_array_equal(results["always"], results["never"])
     with pytest.raises(InputError, match="expected relays among auto, always, never"):
         tw.compile(module, target="emulator:sm_90a", relays="often")
+
+
+def test_registers_of_kernels_by_roles_are_known_before_they_are_compiled():
+    """Registers that roles pass on are all that the block has at launch: nothing fits beside."""
+    func = parse("""module @m {
+      thread.func @k(%x: f32[128], grid = [132, 1, 1], block = 256) {
+        thread.role(name = "copy", warps = 4, registers = 40) { thread.yield() }
+        thread.role(name = "multiply", warps = 4, registers = 232) { thread.yield() }
+        thread.return()
+      }
+    }""").funcs[0]
+    assert known_registers(func) == launch_registers(func) == 256 * 256
+    body = func.body.with_ops(tuple(op.with_attrs(registers=0) if op.body else op for op in func.body.ops))
+    assert known_registers(func.with_body(body)) == 0
