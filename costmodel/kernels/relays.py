@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir.hardware_facts import WARP
+from tilewright.ir.hardware_facts import REGISTER_UNIT, WARP
 
 #: registers are given to a warp in multiples of this many (CUDA occupancy calculator, from sm_30 on)
 _REGISTERS_OF_WARP_UNIT = 256
-#: registers of a thread whose kernel is not compiled yet, at least and at most
-_LEAST_REGISTERS, _MOST_REGISTERS = 8, 255
 #: blocks of a cluster from which on not every multiprocessor can have one
 _WIDE_CLUSTER = 3
 
@@ -55,7 +53,7 @@ class Footprint:
         """
         both = (self, other)
         separate = all(f.cluster == 1 for f in both) and self.blocks + other.blocks <= gpu.sm_count
-        return separate or _fit(both, gpu, _LEAST_REGISTERS)
+        return separate or _fit(both, gpu, REGISTER_UNIT)
 
     def takes_turns_after(self, first: Footprint, gpu: GpuHardware) -> bool:
         """Whether each block of both launches has a multiprocessor alone, if this one starts behind `first`.
@@ -64,7 +62,7 @@ class Footprint:
         them fit on one multiprocessor; where registers are not known yet, if they are as many as possible.
         """
         alone = first.blocks_per_sm(gpu) == 1 and self.blocks_per_sm(gpu) == 1
-        return alone and not _fit((self, self), gpu, _MOST_REGISTERS)
+        return alone and not _fit((self, self), gpu, gpu.max_registers_per_thread)
 
 
 def may_relay(first: Footprint, second: Footprint, gpu: GpuHardware) -> bool:

@@ -16,7 +16,7 @@ from tilewright.runtime.errors import KernelBuildError
 from tilewright.runtime.machine import usable_cores
 from tilewright.runtime.opencl.build_process import BuildProcess, ProcessEndedError, shared_process
 from tilewright.runtime.opencl.driver import first_complaint
-from tilewright.runtime.opencl.platforms import full_name, implementation_of
+from tilewright.runtime.opencl.platforms import full_name, implementation_of, settings_of
 from tilewright.runtime.plan.execution_plan import KernelCode
 
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-w")
@@ -60,7 +60,8 @@ class ProgramBuilder:
         self._cl, self._context, self._device = cl, context, device
         self._store = None if self._late else store
         self._name = full_name(device)
-        self._made_by = (device.platform.version, device.version, device.driver_version, self._name)
+        versions = device.platform.version, device.version, device.driver_version
+        self._made_by = (*versions, self._name, *settings_of(device))
 
     def build(self, kernels: Sequence[KernelCode], progress: Callable[[str], None]) -> dict[str, Any]:
         """The program of every kernel, by its source; `progress` hears the name of each.

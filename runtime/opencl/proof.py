@@ -30,6 +30,7 @@ from tilewright.runtime.opencl.platforms import (
     implementation_of,
     import_pyopencl,
     list_opencl_devices,
+    settings_of,
 )
 from tilewright.runtime.opencl.programs import BUILD_OPTIONS, BinaryStore
 from tilewright.runtime.opencl.trust import how_ended, processor
@@ -71,6 +72,7 @@ class Prover:
             device.platform.version,
             self._name,
             processor(),
+            *settings_of(device),
         )
         self._known: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
