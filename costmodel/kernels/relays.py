@@ -80,6 +80,11 @@ def _fit(launches: Sequence[Footprint], gpu: GpuHardware, unknown: int) -> bool:
     )
 
 
+def early_start_s(first: Footprint, second: Footprint, gpu: GpuHardware) -> float:
+    """Seconds by which the boundary between two launches that relay is shorter."""
+    return gpu.relay.boundary_s if first.fits_beside(second, gpu) else gpu.relay.turn_s
+
+
 def relay_gain_s(
     first_s: float,
     second_s: float,
@@ -99,13 +104,8 @@ def relay_gain_s(
     turns, whose blocks stand in the order in which others ended, and no weights arrive before it.
     """
     if not first.fits_beside(second, gpu):
-        return gpu.relay.turn_s - gpu.relay.crowding_share * second_s
+        return early_start_s(first, second, gpu) - gpu.relay.crowding_share * second_s
     rate = gpu.l2_bytes_per_s if in_l2 else gpu.dram_bytes_per_s * gpu.estimate_dram_efficiency
     hidden_s = min(first_s, early_bytes / rate)
     crowded_s = gpu.relay.crowding_share * second_s * (1.0 - 1.0 / second.blocks_per_sm(gpu))
-    return gpu.relay.boundary_s + hidden_s - crowded_s
-
-
-def early_start_s(first: Footprint, second: Footprint, gpu: GpuHardware) -> float:
-    """Seconds by which the boundary between two launches that relay is shorter."""
-    return gpu.relay.boundary_s if first.fits_beside(second, gpu) else gpu.relay.turn_s
+    return early_start_s(first, second, gpu) + hidden_s - crowded_s

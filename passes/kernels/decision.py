@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from tilewright.costmodel.kernels.bound import Bound
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Attr, AttrRecord, Func, InputError, Pairs
 from tilewright.ir.nodes import TypedAttr
@@ -105,6 +106,14 @@ def decided(
     )
     decision = KernelDecision(template, parameters or choice.parameters, cost)
     return kernel.with_attrs(**{DECISION: decision})
+
+
+def decided_by_estimate(
+    kernel: Func, template: str, space: Sequence[AttrRecord], seconds: Sequence[float], bound: Bound
+) -> Func:
+    """The kernel with the parameters of the least of these estimates; seconds: of each point."""
+    best = min(range(len(space)), key=seconds.__getitem__)
+    return decided(kernel, template, ParameterChoice(space[best], bound, seconds[best], len(space)))
 
 
 def with_decision(kernel: Func, **changes: Any) -> Func:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from codegen_samples import run
 
 from tilewright.ir import Block, Func, Level, Module, Op, Ref, interpret
 from tilewright.ir.types import numpy_dtype
@@ -24,3 +25,14 @@ def interpreted(kernel: Func, inputs: list[np.ndarray]) -> list[np.ndarray]:
     body = Block(kernel.params, (call, Op("tensor.return", results)))
     main = Func(Level.TENSOR, "main", body, tuple(v.type for v in results))
     return interpret(Module("m", (kernel, main)), *inputs)
+
+
+def assert_emulated(kernel: Func, thread: Func, rtol: float, atol: float) -> None:
+    """A thread-level kernel gives on the emulator what the interpreter does, the same bits in any order."""
+    inputs = values_of(kernel)
+    want = interpreted(kernel, inputs)
+    first, again = (list(run(thread, "emulator", inputs, seed=s).values()) for s in (1, 5))
+    assert len(first) == len(want)
+    for got, other, expected in zip(first, again, want, strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=rtol, atol=atol)
+        np.testing.assert_array_equal(got, other)

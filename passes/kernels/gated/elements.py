@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from tilewright.ir import Expr, Func, Sym, Value
 from tilewright.ir.expr import substitute
+from tilewright.passes.kernels.gated.division import Division
 from tilewright.passes.kernels.resident.view import ROW, UNIT, Index, owned
 from tilewright.passes.kernels.resident_tiles.elements import UnitElements
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of, weights_of
@@ -16,28 +16,6 @@ from tilewright.passes.kernels.writing.writer import Mask, Writer
 
 #: copies of a thread that are written out one after the other, at most
 _MOST_COPIES = 32
-
-
-class Division(Protocol):
-    """How rows and units are divided over blocks and threads."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a block."""
-        ...
-
-    @property
-    def units(self) -> int:
-        """Units of a block."""
-        ...
-
-    def threads(self) -> int:
-        """Threads of a block."""
-        ...
-
-    def points(self) -> int:
-        """Elements of a matrix of units that a thread finishes, at most."""
-        ...
 
 
 class GatesLowering(UnitElements[int]):

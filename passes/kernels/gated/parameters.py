@@ -57,14 +57,15 @@ class GatedParameters(AttrRecord):
         """Elements of a matrix of units that a thread finishes, at most."""
         return -(-self.rows * self.units // self.threads())
 
-    def fetched_bytes(self, view: TilesView) -> int:
+    def fetched_bytes(self, view: TilesView) -> tuple[int, int]:
         """Bytes of the state and of weights that a block brings to shared memory."""
-        return (self.rows + self.units * len(view.gates)) * view.length * itemsize(view.dtype)
+        row_bytes = view.length * itemsize(view.dtype)
+        return self.rows * row_bytes, self.units * len(view.gates) * row_bytes
 
     def held_bytes(self, view: TilesView) -> int:
         """Bytes of shared memory for them, with the rows that the last tile of the state misses."""
         missing = self.tiles() * MMA_M - self.rows
-        return self.fetched_bytes(view) + missing * view.length * itemsize(view.dtype)
+        return sum(self.fetched_bytes(view)) + missing * view.length * itemsize(view.dtype)
 
     def parts_bytes(self, view: TilesView) -> int:
         """Bytes of the parts of sums in shared memory."""

@@ -62,4 +62,9 @@ def _dtypes(product: Op) -> Sequence[str]:
 def _fault(terms: int, dtype: str) -> str:
     if terms % depth_of(dtype):
         return f"no multiple of {depth_of(dtype)} elements"
+    return fault_of_rows(terms, dtype)
+
+
+def fault_of_rows(terms: int, dtype: str) -> str:
+    """What keeps rows of shared memory of so many elements from an order without bank conflicts, if any."""
     return "" if lies_in_swizzled_rows(terms, dtype) else "no 32, 64 or a multiple of 128 bytes"

@@ -8,15 +8,20 @@ from math import gcd
 from tilewright.costmodel import Hardware
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import ParameterChoice
-from tilewright.costmodel.kernels.relays import Footprint
-from tilewright.ir import Func, InputError
-from tilewright.ir.hardware_facts import LINE_BYTES, REGISTER_UNIT, VECTOR_BYTES, WARP
-from tilewright.passes.kernels.decision import decided
-from tilewright.passes.kernels.gated.choice import arrival_clk, problem_of_gates
-from tilewright.passes.kernels.gated_lanes.parameters import VECTOR, WORD_BYTES, GatedLanesParameters
+from tilewright.ir import Func
+from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
+from tilewright.passes.kernels.decision import decided_by_estimate
+from tilewright.passes.kernels.gated.division import (
+    PART_INSTRUCTIONS,
+    arrival_clk,
+    fits,
+    issue_clk,
+    launch_of,
+    maps_clk,
+    problem_of_gates,
+)
+from tilewright.passes.kernels.gated_lanes.parameters import VECTOR, GatedLanesParameters
 from tilewright.passes.kernels.gated_lanes.view import gated_lanes_view
-from tilewright.passes.kernels.kernel_problem import instructions
 from tilewright.passes.kernels.resident_tiles.view import TilesView, column_of
 
 #: registers of a thread beside sums, factors and elements of parameters
@@ -27,8 +32,6 @@ _MOST_ROWS, _TILES = 64, (1, 2, 4, 8)
 _UNITS = (4, 8, 16, 32)
 #: threads of a block
 _THREADS = (64, 128, 256, 512)
-#: instructions of a thread per word of a part of a sum, to store it and to add it
-_PART_INSTRUCTIONS = 3
 #: instructions of a step beside loads and multiplications
 _STEP_INSTRUCTIONS = 8
 
@@ -40,14 +43,12 @@ def choose_gated_lanes(kernel: Func, hardware: Hardware) -> Func | str:
         return view
     if not isinstance(hardware, GpuHardware):
         return "the device has no lanes that share memory"
-    space = [p for p in _space(view) if _fits(p, view, hardware)]
+    space = [p for p in _space(view) if fits(p, view, _registers, hardware)]
     if not space:
         return f"{view.rows} rows of {view.units} units cannot be divided over blocks"
     seconds = [gated_lanes_s(view, p, hardware) for p in space]
-    best = min(range(len(space)), key=seconds.__getitem__)
     bound = global_bound(problem_of_gates(kernel, view), hardware)
-    choice = ParameterChoice(space[best], bound, seconds[best], len(space))
-    return decided(kernel, "product_gates_lanes", choice)
+    return decided_by_estimate(kernel, "product_gates_lanes", space, seconds, bound)
 
 
 def _space(view: TilesView) -> Iterator[GatedLanesParameters]:
@@ -58,20 +59,6 @@ def _space(view: TilesView) -> Iterator[GatedLanesParameters]:
                 for threads in _THREADS:
                     sets = threads * tile // (units * r)
                     yield GatedLanesParameters(r, units, tile, sets)
-
-
-def _fits(p: GatedLanesParameters, view: TilesView, hardware: GpuHardware) -> bool:
-    """Return whether a block's rows and units are whole ones, and fit its shared memory and registers."""
-    try:
-        p.check(view)
-    except InputError:
-        return False
-    if p.threads() > hardware.max_threads_per_block:
-        return False
-    if p.shared_bytes(view) > hardware.smem_per_block_max_bytes:
-        return False
-    share = hardware.registers_per_sm // p.threads() // REGISTER_UNIT * REGISTER_UNIT
-    return _registers(p, view) <= min(share, hardware.max_registers_per_thread)
 
 
 def _registers(p: GatedLanesParameters, view: TilesView) -> int:
@@ -87,18 +74,14 @@ def gated_lanes_s(view: TilesView, p: GatedLanesParameters, hardware: GpuHardwar
     and the fetch of other products that copy in the same way.
     """
     fit, smem = hardware.matrix, hardware.smem_bytes_per_sm_per_clk
-    warps, per_sm = p.threads() // WARP, -(-p.blocks(view) // hardware.sm_count)
-    issue = per_sm * -(-warps // hardware.schedulers_per_sm) / hardware.estimate_issue_efficiency
-    launch = Footprint(p.blocks(view), p.threads(), p.shared_bytes(view), _registers(p, view))
-    state = p.rows * view.length * WORD_BYTES
-    fetch_clk = arrival_clk(launch, state, p.fetched_bytes(view) - state, hardware)
+    launch = launch_of(p, view, _registers)
+    per_sm, issue = launch.blocks_per_sm(hardware), issue_clk(launch, hardware)
+    fetch_clk = arrival_clk(launch, *p.fetched_bytes(view), hardware)
     words = p.totals(view) * p.sets / p.threads()
-    parts_clk = per_sm * 2 * p.parts_bytes(view) / smem + words * _PART_INSTRUCTIONS * issue
+    parts_clk = per_sm * 2 * p.parts_bytes(view) / smem + words * PART_INSTRUCTIONS * issue
     parts_clk += (2 + (p.sets > 1)) * (hardware.rows.barrier_clk + hardware.lat_smem_clk)
-    accesses = sum(map(len, view.of_row.read)) + len(view.of_row.ready)
-    applied = fit.tail_instructions * instructions(view.applied)
-    maps_clk = (applied + hardware.chain.read_instructions * accesses) * p.points() * issue
-    clk = fit.block_clk + fetch_clk + _product_clk(view, p, hardware, issue) + parts_clk + maps_clk
+    clk = fit.block_clk + fetch_clk + _product_clk(view, p, hardware, issue) + parts_clk
+    clk += maps_clk(view, p.points(), issue, hardware)
     return float(hardware.contract.launch_s + clk / hardware.clock_hz)
 
 

@@ -56,9 +56,10 @@ class GatedLanesParameters(AttrRecord):
         """Words from the parts of one sum to those of the next: an odd number, for the sake of banks."""
         return self.sets | 1
 
-    def fetched_bytes(self, view: TilesView) -> int:
+    def fetched_bytes(self, view: TilesView) -> tuple[int, int]:
         """Bytes of the state and of weights that a block brings to shared memory."""
-        return (self.rows + self.units * len(view.gates)) * view.length * WORD_BYTES
+        row_bytes = view.length * WORD_BYTES
+        return self.rows * row_bytes, self.units * len(view.gates) * row_bytes
 
     def parts_bytes(self, view: TilesView) -> int:
         """Bytes of the parts of sums in shared memory, and of the sums."""
@@ -66,7 +67,7 @@ class GatedLanesParameters(AttrRecord):
 
     def shared_bytes(self, view: TilesView) -> int:
         """Bytes of shared memory."""
-        return self.fetched_bytes(view) + self.parts_bytes(view)
+        return sum(self.fetched_bytes(view)) + self.parts_bytes(view)
 
     def check(self, view: TilesView) -> None:
         """Raise InputError where rows, units or sums cannot be divided so."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from tilewright.costmodel import Hardware, LineProblem
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func
 from tilewright.ir.hardware_facts import REGISTER_UNIT, WARP
-from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.decision import decided_by_estimate
 from tilewright.passes.kernels.kernel_problem import traffic
 from tilewright.passes.kernels.matrix.space import has_clusters
 from tilewright.passes.kernels.resident.parameters import WORD_BYTES, ResidentParameters
@@ -44,10 +43,8 @@ def choose_resident(kernel: Func, hardware: Hardware) -> Func | str:
             f"of which each has {hardware.registers_per_sm * WORD_BYTES >> 10} KB for all it does"
         )
     seconds = [resident_s(kernel, view, p, hardware) for p in fitting]
-    best = min(range(len(fitting)), key=seconds.__getitem__)
     bound = global_bound(_problem(kernel, view), hardware)
-    choice = ParameterChoice(fitting[best], bound, seconds[best], len(fitting))
-    return decided(kernel, "resident", choice)
+    return decided_by_estimate(kernel, "resident", fitting, seconds, bound)
 
 
 def _divides(p: ResidentParameters, view: ResidentView, hardware: GpuHardware) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from tilewright.costmodel import Hardware, LineProblem
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.costmodel.kernels.bound import global_bound
-from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.ir import Func, InputError
 from tilewright.ir.hardware_facts import REGISTER_UNIT, VECTOR_BYTES, WARP
 from tilewright.ir.thread.tensor_maps import MAX_CLUSTER
 from tilewright.ir.types import itemsize
-from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.decision import decided_by_estimate
 from tilewright.passes.kernels.kernel_problem import instructions, traffic
 from tilewright.passes.kernels.matrix.space import has_clusters
 from tilewright.passes.kernels.resident_tiles.parameters import LANE_SUMS, TilesParameters
@@ -46,10 +45,8 @@ def choose_resident_tiles(kernel: Func, hardware: Hardware) -> Func | str:
         kept = view.units * view.length * len(view.gates) * itemsize(view.dtype)
         return f"weights of {kept >> 10} KB do not fit the registers of at most {most} blocks"
     seconds = [resident_tiles_s(view, p, hardware) for p in fitting]
-    best = min(range(len(fitting)), key=seconds.__getitem__)
     bound = global_bound(_problem(kernel, view), hardware)
-    choice = ParameterChoice(fitting[best], bound, seconds[best], len(fitting))
-    return decided(kernel, "resident_tiles", choice)
+    return decided_by_estimate(kernel, "resident_tiles", fitting, seconds, bound)
 
 
 def _clusters(hardware: GpuHardware) -> int:

@@ -5,7 +5,7 @@ import pytest
 from codegen_samples import run
 from decision_samples import with_template
 from gates_samples import CTX, H200, forward_and_backward, product, step_behind_a_join
-from interpreted_kernels import interpreted, values_of
+from interpreted_kernels import assert_emulated, values_of
 from matrix_samples import THREAD
 
 from tilewright.costmodel import load_hardware
@@ -40,14 +40,7 @@ def lowered(kernel: Func, *parameters: int) -> Func:
 )
 def test_emulated_kernels_are_those_of_the_interpreter(network, backward, parameters, batch):
     kernel = forward_and_backward(network, "fp32", gated_lanes_view, batch)[backward]
-    inputs = values_of(kernel)
-    want = interpreted(kernel, inputs)
-    thread = lowered(kernel, *parameters)
-    first, again = (list(run(thread, "emulator", inputs, seed=s).values()) for s in (1, 5))
-    assert len(first) == len(want)
-    for got, other, expected in zip(first, again, want, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
-        np.testing.assert_array_equal(got, other)
+    assert_emulated(kernel, lowered(kernel, *parameters), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.emulator

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from codegen_samples import run
 from decision_samples import with_template
-from interpreted_kernels import interpreted, values_of
+from interpreted_kernels import assert_emulated, interpreted, values_of
 from matrix_samples import THREAD
 
 from tilewright.costmodel import load_hardware
@@ -66,14 +66,7 @@ def lowered(kernel: Func, *parameters: int) -> Func:
 )
 def test_emulated_steps_are_those_of_the_interpreter(precision, batch, parameters):
     kernel = steps(precision, width=32, steps=4, batch=batch)
-    inputs = values_of(kernel)
-    want = interpreted(kernel, inputs)
-    thread = lowered(kernel, *parameters)
-    first, again = (list(run(thread, "emulator", inputs, seed=s).values()) for s in (1, 5))
-    assert len(first) == len(want)
-    for got, other, expected in zip(first, again, want, strict=True):
-        np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=3e-2, atol=1e-2)
-        np.testing.assert_array_equal(got, other)
+    assert_emulated(kernel, lowered(kernel, *parameters), rtol=3e-2, atol=1e-2)
 
 
 @cache
