@@ -152,6 +152,15 @@ def _add_instead(p: CommandParser) -> None:
     )
     p.add_scoped(
         p,
+        OptionScope(needs=("--train",), without=("--curves",)),
+        "--memory-budget",
+        nargs="+",
+        metavar="BYTES",
+        help="time steps a second time, compiled to take no more than this on the device, such as 2GiB: one "
+        "for all rows, or one for each",
+    )
+    p.add_scoped(
+        p,
         OptionScope(needs=("--kernels",)),
         "--sizes",
         nargs="+",

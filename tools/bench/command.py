@@ -99,7 +99,7 @@ def _network_rows(
             for precision in a.precision
             for path in paths
         ]
-        way = SideBySide(_row_of_request, _lost_row, _Request.without, settings.left_s)
+        way = SideBySide(_row_of_request, _lost_row, _Request.without, settings.left_s, settings.turn_s)
         yield from way.rows(requests, a.jobs)
         return
     for path in paths:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 import tilewright as tw
 from tilewright.compilation.option_values import TOLERANCE
 from tilewright.ir import Module
+from tilewright.measuring.budget import budget_seconds
 from tilewright.running.checking import largest_error, relative_error
 from tilewright.running.interpreting import interpret
 from tilewright.tools.bench.contender import Contender, interleaved
@@ -23,10 +24,14 @@ from tilewright.tools.bench.networks import random_batch, with_batch
 from tilewright.tools.bench.ours import Ours
 from tilewright.tools.bench.peers import Peers
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
+from tilewright.tools.bench.side_by_side import TIMING
 from tilewright.tools.commands.network import read_network
 
 #: what the roundings of two right results may add up to, in tolerances
 BETWEEN = 2.0
+#: how long taking the times of one comparison takes about, how long a search without a budget, and what comes
+#: to a budget: kernels are compiled before it, results checked after it; in seconds
+_TIMES_S, _SEARCH_S, _AROUND_S = 4.0, 120.0, 15.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,25 @@ class Settings:
     #: where peers run, cuda or cpu
     device: str = "cuda"
     #: around the timing of everybody, after all are set up and checked: where several comparisons are
-    #: prepared at once, each waits here until it is the only one that works
+    #: prepared at once, each waits here until it is the only one that works; around compiling as well where
+    #: that measures
     turn: Callable[[], AbstractContextManager[None]] = nullcontext
     #: is told which peer is being prepared, and within how many seconds
     doing: Callable[[str, float], None] = lambda what, limit_s: None
     #: whether anything is run; else rows are compiled, for devices that are somewhere else
     measure: bool = True
+
+    @property
+    def searches(self) -> bool:
+        """Return whether compiling measures on the device, which nothing else may use in the meantime."""
+        return any(options.get("tune") == "measure" for options in self.ours.values())
+
+    @property
+    def turn_s(self) -> float:
+        """About how many seconds a comparison is alone: times are taken, and before them searches."""
+        searches = [o for o in self.ours.values() if o.get("tune") == "measure"]
+        budgets = (budget_seconds(o.get("budget"), where="--budget") for o in searches)
+        return _TIMES_S + sum(_SEARCH_S if budget is None else budget + _AROUND_S for budget in budgets)
 
 
 class Exact(Protocol):
@@ -99,31 +117,40 @@ def compare(
         all_variants=settings.all_variants,
         doing=settings.doing,
     ) as peers:
-        everyone: list[Contender] = []
+        own: list[Contender] = []
+        others: list[Contender] = []
+        entrants = Entrants()
         try:
-            for variant, options in settings.ours.items():
-                arguments = {"precision": precision, **options}
-                everyone.append(Ours(module, inputs, arguments, peers.clock, variant))
-            results = [c.outputs() for c in everyone]
             entrants = set_up(peers)
+            results = []
             for c in entrants.checked:
                 with peers.noting_failures(c.peer, c.variant):
                     results.append(c.outputs())
-                    everyone.append(c)
-            others = len(everyone) - len(settings.ours)
-            checks = [*errors(results, inputs, reference, limit), *({} for _ in entrants.unchecked)]
-            everyone += entrants.unchecked
-            right = [c for c, check in zip(everyone, checks, strict=True) if is_right(check, limit)]
-            with settings.turn():
+                    others.append(c)
+            exact = [reference.error(inputs, o) for o in results]
+            with ExitStack() as alone:
+                if settings.searches:
+                    alone.enter_context(settings.turn())
+                    settings.doing(TIMING, settings.left_s())
+                for variant, options in settings.ours.items():
+                    arguments = {"precision": precision, **options}
+                    own.append(Ours(module, inputs, arguments, peers.clock, variant))
+                results[:0] = [c.outputs() for c in own]
+                exact[:0] = [reference.error(inputs, o) for o in results[: len(own)]]
+                everyone = [*own, *others, *entrants.unchecked]
+                checks = [*errors(results, exact, limit), *({} for _ in entrants.unchecked)]
+                right = [c for c, check in zip(everyone, checks, strict=True) if is_right(check, limit)]
+                if not settings.searches:
+                    alone.enter_context(settings.turn())
                 rounds = interleaved(right, settings.rounds, settings.replays)
             timed = {id(t.contender): t for t in rounds}
             checked = zip(everyone, checks, strict=True)
             rows = [contender_row(c, check, timed.get(id(c))) for c, check in checked]
         finally:
-            for c in everyone:
+            for c in (*own, *others, *entrants.unchecked):
                 c.close()
-    own, rest = rows[: len(settings.ours)], rows[len(settings.ours) :]
-    return _as_row(own, [*rest, *peers.failures], judged(own, rest[:others]))
+    first, rest = rows[: len(own)], rows[len(own) :]
+    return _as_row(first, [*rest, *peers.failures], judged(first, rest[: len(others)]))
 
 
 def _compiled_row(module: Module, precision: str, settings: Settings) -> Row:
@@ -150,13 +177,13 @@ def _as_row(ours: Sequence[Row], peers: Sequence[Row], ratios: Row) -> Row:
 
 
 def errors(
-    outputs: Sequence[Sequence[np.ndarray]], inputs: Sequence[np.ndarray], reference: Exact, limit: float
+    outputs: Sequence[Sequence[np.ndarray]], exact: Sequence[float], limit: float
 ) -> list[dict[str, float]]:
     """Per contender its error against what is exact, and its difference from a contender on everything.
 
-    That one is the last (a peer, where there are any) whose exact part is right; none where only one is.
+    exact: the errors as the reference has them. The contender that others are compared with is the last
+    (a peer, where there are any) whose exact part is right; there is none where only one is.
     """
-    exact = [reference.error(inputs, o) for o in outputs]
     right = [i for i, error in enumerate(exact) if error <= limit]
     checks = []
     for i, error in enumerate(exact):

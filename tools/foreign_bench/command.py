@@ -53,7 +53,7 @@ def _rows(
             for batch in batches
             for network in networks
         ]
-        way = SideBySide(_row_apart, _Request.lost, _Request.without, settings.left_s)
+        way = SideBySide(_row_apart, _Request.lost, _Request.without, settings.left_s, settings.turn_s)
         yield from way.rows(requests, a.jobs)
         return
     imports = _Imports(a)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +18,14 @@ from tilewright.compilation.option_values import Precision
 from tilewright.devices.targets import device_name, resolve_target
 from tilewright.ir import InputError, Module, WorkError
 from tilewright.runtime.atomic_file import write_atomically
+from tilewright.streaming.memory_size import memory_bytes
 from tilewright.tools.bench.clocks import TorchClock
 from tilewright.tools.bench.compiled import use_compiled
 from tilewright.tools.bench.contender import Contender, interleaved
 from tilewright.tools.bench.peers import gpu_torch
 from tilewright.tools.bench.rows import Row, contender_row, judged, one_line
 from tilewright.tools.bench.side_by_side import TIMING, TIMING_LIMIT_S, SideBySide, Turn
-from tilewright.tools.training_bench.ours import OurStep, compile_options, compiled, training_step
+from tilewright.tools.training_bench.ours import OurStep, compile_options, compiled, training_step, variant_of
 from tilewright.tools.training_bench.rows import TrainingRow, rows_of
 from tilewright.tools.training_bench.table import training_table, training_text
 from tilewright.tools.training_bench.torch_steps import TorchStep, exact_loss
@@ -72,9 +73,9 @@ def run_training_bench(a: argparse.Namespace) -> None:
     print(f"on {device}" + (f", PyTorch {torch.__version__}" if torch else ""), flush=True)
     ends_at = time.time() + a.time_limit
     requests = [
-        _Request(row, precision, a, _peers_of(row, peers) if wanted else (), ends_at)
+        _Request(row, precision, a, _peers_of(row, peers) if wanted else (), ends_at, budget)
         for precision in a.precision
-        for row in rows
+        for row, budget in zip(rows, _memory_budgets(a, len(rows)), strict=True)
     ]
     done: list[Row] = []
     try:
@@ -97,6 +98,18 @@ def run_training_bench(a: argparse.Namespace) -> None:
         raise WorkError("; ".join(faults))
 
 
+def _memory_budgets(a: argparse.Namespace, rows: int) -> Sequence[str | None]:
+    """The budget of each row; one that is alone is that of all rows."""
+    budgets = a.memory_budget or [None]
+    for budget in a.memory_budget or ():
+        memory_bytes(budget, where="--memory-budget")
+    if len(budgets) not in (1, rows):
+        raise InputError(
+            f"expected one budget or one for each of {rows} rows, got {len(budgets)}", where="--memory-budget"
+        )
+    return budgets * rows if len(budgets) == 1 else budgets
+
+
 def _peers_of(row: TrainingRow, peers: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """The ways of the peers that were asked for, else of those that the row is judged by."""
     names = peers or ("torch-graph", "torch-compile", *(("torch-eager",) if row.eager else ()))
@@ -105,18 +118,27 @@ def _peers_of(row: TrainingRow, peers: Sequence[str]) -> tuple[tuple[str, str], 
 
 @dataclass(frozen=True)
 class _Request:
-    """One row in one precision beside PyTorch's ways; `ends_at` is when the run has to end, in Unix time."""
+    """One row in one precision beside PyTorch's ways; `ends_at` is when the run has to end, in Unix time.
+
+    memory_budget: what the step is to keep to where it is timed a second time, None where it is not.
+    """
 
     row: TrainingRow
     precision: Precision
     arguments: argparse.Namespace
     ways: tuple[tuple[str, str], ...]
     ends_at: float
+    memory_budget: str | None = None
 
     @property
     def left_s(self) -> float:
         """Seconds until the whole run has to end."""
         return self.ends_at - time.time()
+
+    @property
+    def budgets(self) -> tuple[str | None, ...]:
+        """The budgets of memory that the step is compiled for, None first."""
+        return (None,) if self.memory_budget is None else (None, self.memory_budget)
 
     def without(self, way: str) -> _Request:
         """The same row without a peer in one variant."""
@@ -168,13 +190,51 @@ def _row(request: _Request, turn: Turn | _Here) -> Row:
 
 def _compiled(request: _Request, module: Module) -> Row:
     """The row of a step that is compiled only."""
-    begin = time.perf_counter()
-    with compiled(
-        training_step(request.row, module), **compile_options(request.arguments, request.precision)
-    ) as exe:
-        facts = {"launches": len(exe.plan.launches), "kernels": len(exe.plan.kernels)}
-    ours = {"peer": "tilewright", "variant": "", "prepare_s": round(time.perf_counter() - begin, 3), **facts}
-    return {"status": "compiled", "ratio": None, "ours": [ours], "peers": []}
+    ours = []
+    for budget in request.budgets:
+        begin = time.perf_counter()
+        with compiled(
+            training_step(request.row, module, memory_budget=budget),
+            **compile_options(request.arguments, request.precision),
+        ) as exe:
+            facts = {"launches": len(exe.plan.launches), "kernels": len(exe.plan.kernels)}
+        seconds = round(time.perf_counter() - begin, 3)
+        ours.append({"peer": OurStep.peer, "variant": variant_of(budget), "prepare_s": seconds, **facts})
+    return {"status": "compiled", "ratio": None, "ours": ours, "peers": []}
+
+
+@dataclass(frozen=True)
+class _Peers:
+    """Sets up PyTorch's steps; what fails is noted in `failures`."""
+
+    request: _Request
+    module: Module
+    data: tuple[list[np.ndarray], np.ndarray]
+    clock: TorchClock | None
+    turn: Turn | _Here
+    failures: list[Row] = field(default_factory=list)
+
+    def prepared(self, peer: str, variant: str) -> TorchStep | None:
+        """PyTorch's step in one way, None where it failed."""
+        asked, limit = self.request, min(self.request.arguments.peer_limit, self.request.left_s)
+        self.turn.doing(f"{peer} {variant}", limit)
+        try:
+            assert self.clock is not None
+            return TorchStep(
+                asked.row,
+                self.module,
+                self.data,
+                asked.precision,
+                self.clock,
+                peer=peer,
+                variant=variant,
+                limit_s=limit,
+            )
+        except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
+            self.failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
+            return None
+        finally:
+            self.turn.doing("", math.inf)
 
 
 def _compared(request: _Request, module: Module, turn: Turn | _Here) -> Row:
@@ -183,57 +243,67 @@ def _compared(request: _Request, module: Module, turn: Turn | _Here) -> Row:
     ways = _ways(row, module, request.ways)
     torch = gpu_torch() if ways else None
     clock = TorchClock(torch, cold=a.cold) if torch else None
-    contenders: list[Contender] = []
-    failures: list[Row] = []
+    ours: list[Contender] = []
+    losses: list[float] = []
+    theirs: list[Contender] = []
+    peers = _Peers(request, module, data, clock, turn)
 
-    def prepared(peer: str, variant: str) -> TorchStep | None:
-        limit = min(a.peer_limit, request.left_s)
-        turn.doing(f"{peer} {variant}", limit)
-        try:
-            assert clock is not None
-            return TorchStep(row, module, data, precision, clock, peer=peer, variant=variant, limit_s=limit)
-        except Exception as e:  # noqa: BLE001  what PyTorch raises is this contender's result
-            failures.append({"peer": peer, "variant": variant, "reason": one_line(e)})
-            return None
-        finally:
-            turn.doing("", math.inf)
+    def set_up() -> None:
+        for budget in request.budgets:
+            ours.append(OurStep(row, module, data, compile_options(a, precision), clock, budget))
+            losses.append(float(ours[-1].outputs()[0]))
 
+    searches = a.tune == "measure"  # nothing else may use the device in the meantime
     try:
-        contenders.append(OurStep(row, module, data, compile_options(a, precision), clock))
-        (loss,) = contenders[0].outputs()
+        if not searches:
+            set_up()
         if a.jobs > 1 and (compiling := [w for w in ways if w[0] == "torch-compile"]):
             # Compiling is work of the host that PyTorch keeps on disk: nobody has to wait for it in the turn.
-            step = prepared(*compiling[0])
+            step = peers.prepared(*compiling[0])
             if step is None:
                 ways = [w for w in ways if w[0] != "torch-compile"]
             else:
                 step.close()
         with turn():
+            if searches:
+                turn.doing(TIMING, request.left_s)
+                set_up()
+                turn.doing("", math.inf)
             for way in ways:
-                if (step := prepared(*way)) is not None:
-                    contenders.append(step)
+                if (step := peers.prepared(*way)) is not None:
+                    theirs.append(step)
             exact = None if torch is None else exact_loss(torch, row, module, data, "cuda")
             turn.doing(TIMING, TIMING_LIMIT_S)
-            timed = interleaved(contenders, a.rounds, a.replays)
-        losses = [float(loss), *(float(c.outputs()[0]) for c in contenders[1:])]
-        checks = [
-            {"first_loss": value, **({} if exact is None else {"error": _share(value, exact)})}
-            for value in losses
-        ]
-        lines = [contender_row(c, check, t) for c, check, t in zip(contenders, checks, timed, strict=True)]
+            timed = interleaved([*ours, *theirs], a.rounds, a.replays)
+        losses += [float(c.outputs()[0]) for c in theirs]
+        checks = [_check(loss, exact) for loss in losses]
+        checked = zip([*ours, *theirs], checks, timed, strict=True)
+        lines = [contender_row(c, check, t) for c, check, t in checked]
     finally:
-        for c in contenders:
+        for c in (*ours, *theirs):
             c.close()
-    reason = None if exact is None else why_wrong(losses[0], losses[1:], exact)
-    if not np.isfinite(losses[0]):
-        reason = f"the loss of the first step is {losses[0]:.5g}"
+    why = _why_wrong_of(losses[: len(ours)], losses[len(ours) :], exact)
     return {
-        "status": "ok" if reason is None else "wrong",
-        **({} if reason is None else {"reason": reason}),
-        "ours": lines[:1],
-        "peers": [*lines[1:], *failures],
-        **judged(lines[:1], lines[1:]),
+        "status": "ok" if why is None else "wrong",
+        **({} if why is None else {"reason": why}),
+        "ours": lines[: len(ours)],
+        "peers": [*lines[len(ours) :], *peers.failures],
+        **judged(lines[: len(ours)], lines[len(ours) :]),
     }
+
+
+def _check(loss: float, exact: float | None) -> dict[str, float]:
+    return {"first_loss": loss, **({} if exact is None else {"error": _share(loss, exact)})}
+
+
+def _why_wrong_of(ours: Sequence[float], theirs: Sequence[float], exact: float | None) -> str | None:
+    """Why one of our losses of the first step is wrong, the first one's reason; None where all are right."""
+    for loss in ours:
+        if not np.isfinite(loss):
+            return f"the loss of the first step is {loss:.5g}"
+        if exact is not None and (reason := why_wrong(loss, theirs, exact)) is not None:
+            return reason
+    return None
 
 
 def why_wrong(loss: float, theirs: Sequence[float], exact: float) -> str | None:

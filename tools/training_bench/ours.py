@@ -54,10 +54,15 @@ def compiled(step: Module, *args: Any, **options: Any) -> StatefulExecutable:
     return exe
 
 
+def variant_of(memory_budget: str | None) -> str:
+    """What a step that keeps to a budget of memory is called beside the one that need not."""
+    return "" if memory_budget is None else f"within {memory_budget}"
+
+
 class OurStep:
     """A compiled training step: a contender of `tools.bench.contender`."""
 
-    peer, variant = "tilewright", ""
+    peer = "tilewright"
 
     def __init__(
         self,
@@ -66,9 +71,11 @@ class OurStep:
         data: tuple[Sequence[np.ndarray], np.ndarray],
         options: Mapping[str, Any],
         clock: TorchClock | None,
+        memory_budget: str | None = None,
     ) -> None:
         begin = time.perf_counter()
-        step = training_step(row, module)
+        self.variant = variant_of(memory_budget)
+        step = training_step(row, module, memory_budget=memory_budget)
         graph_s = time.perf_counter() - begin
         self.exe = compiled(step, **options)
         self._clock = clock

@@ -27,7 +27,15 @@ def training_text(row: Row) -> str:
         return text
     if (ratio := row["ratios"].get("torch-eager")) is not None:
         text += f" | {ratio:.2f}x of torch-eager"
-    return f"{text} | peak {_megabytes(row['ours'][0])} MB, least peer {_least_memory(row)} MB"
+    text += f" | peak {_megabytes(row['ours'][0])} MB, least peer {_least_memory(row)} MB"
+    return text + "".join(f" | {_within_budget(row, ours)}" for ours in row["ours"][1:])
+
+
+def _within_budget(row: Row, ours: Row) -> str:
+    """The step that keeps to a budget of memory, beside the one that need not."""
+    text = f"{ours['variant']}: {milliseconds_text(ours.get('median_ms'))} ms, peak {_megabytes(ours)} MB"
+    free = row["ours"][0].get("median_ms")
+    return f"{text}, {ours['median_ms'] / free:.2f} of the time" if free and "median_ms" in ours else text
 
 
 def training_table(rows: Sequence[Row]) -> str:
@@ -58,6 +66,10 @@ def training_table(rows: Sequence[Row]) -> str:
         eager = row["ratios"].get("torch-eager")
         cells.append("-" if eager is None else f"{eager:.2f}")
         lines.append(markdown_row([*cells, _megabytes(ours), _least_memory(row)]))
+    budgets = [(row, ours) for row in rows for ours in row.get("ours", ())[1:] if row["status"] != "compiled"]
+    if budgets:
+        lines.append("")
+    lines += [f"{row['network']} {row['precision']} {_within_budget(row, ours)}" for row, ours in budgets]
     for precision in dict.fromkeys(r["precision"] for r in rows):
         mine = [r for r in rows if r["precision"] == precision]
         timed = [r for r in mine if r.get("ratio")]

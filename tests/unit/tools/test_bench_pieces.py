@@ -1,6 +1,7 @@
 """Pieces of the benchmark: statistics, ratios, order of timing, references, inputs, tables, files, plots."""
 
 import xml.etree.ElementTree as ElementTree
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import tilewright as tw
 from tilewright.ir import InputError
 from tilewright.tools.arguments.bench import KERNELS
-from tilewright.tools.bench.comparison import ExactReference, errors, is_right
+from tilewright.tools.bench import comparison
+from tilewright.tools.bench.comparison import Entrants, ExactReference, Settings, compare, errors, is_right
 from tilewright.tools.bench.contender import TimeSpread, geometric_mean, interleaved, repeats_within
 from tilewright.tools.bench.document import Document, read_document
 from tilewright.tools.bench.kernel_cases import kernel_cases
@@ -110,17 +112,54 @@ def test_rounds_take_turns():
     assert first.wall == [2e-4] * 12
 
 
-class KernelConstants:
+class Exactly:
+    """A reference to which every result is right."""
+
     def error(self, inputs, outputs):
-        return float(abs(outputs[0][0] - 1.0))
+        return 0.0
+
+
+@pytest.mark.parametrize(("tune", "alone"), [("measure", ["ours", "times"]), ("model", ["times"])])
+def test_what_searches_by_measuring_is_alone(monkeypatch, tune, alone):
+    happened = []
+
+    class Ours(Counting):
+        def __init__(self, module, inputs, options, clock, variant):
+            super().__init__("tilewright", [], 1e-4)
+            happened.append("ours")
+
+        def outputs(self):
+            return [np.ones(4)]
+
+        def device_times(self, repeats):
+            happened.append("times")
+            return [1e-4] * repeats
+
+        def close(self):
+            happened.append("closed")
+
+    @contextmanager
+    def turn():
+        happened.append("(")
+        yield
+        happened.append(")")
+
+    monkeypatch.setattr(comparison, "Ours", Ours)
+    settings = Settings({"": {"tune": tune, "budget": "5s"}}, (), 1, 1, False, 1.0, 0, lambda: 9.0, turn=turn)
+    row = compare(None, [], "fp32", Exactly(), settings, lambda peers: Entrants())
+    assert row["status"] == "ok"
+    within = happened[happened.index("(") + 1 : happened.index(")")]
+    assert list(dict.fromkeys(within)) == alone
+    assert happened.count("ours") == happened.count("closed") == 1
+    assert settings.turn_s == (24.0 if tune == "measure" else 4.0)
 
 
 def test_whole_results_are_held_against_a_right_contender():
     right, sampled, wrong = np.ones(4), np.array([1.0, 9.0, 1.0, 1.0]), np.zeros(4)
-    checks = errors([[right], [sampled], [wrong], [right]], [], KernelConstants(), limit=1e-3)
+    checks = errors([[right], [sampled], [wrong], [right]], [0.0, 0.0, 1.0, 0.0], limit=1e-3)
     assert [is_right(c, 1e-3) for c in checks] == [True, False, False, True]
     assert "difference" not in checks[3]
-    (alone,) = errors([[right]], [], KernelConstants(), limit=1e-3)
+    (alone,) = errors([[right]], [0.0], limit=1e-3)
     assert alone == {"relative_error": 0.0}
     assert not is_right({"relative_error": float("nan")}, 1.0)
 

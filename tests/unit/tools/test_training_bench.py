@@ -10,6 +10,7 @@ import pytest
 
 import tilewright as tw
 from tilewright.ir import InputError
+from tilewright.tools.bench.rows import judged
 from tilewright.tools.cli import main
 from tilewright.tools.training_bench import curves as curves_module
 from tilewright.tools.training_bench import curves_command
@@ -18,6 +19,7 @@ from tilewright.tools.training_bench.cudnn_networks import CUDNN_NETWORKS
 from tilewright.tools.training_bench.curves import Curves, wider, without_dropout
 from tilewright.tools.training_bench.ours import training_step
 from tilewright.tools.training_bench.rows import ROWS, TrainingRow, rows_of, without_softmax
+from tilewright.tools.training_bench.table import training_table, training_text
 from tilewright.tools.training_bench.torch_steps import TorchLoss, exact_loss
 
 FOLDER = Path(__file__).parents[2] / "data" / "relay"
@@ -271,3 +273,29 @@ def test_unknown_rows_and_other_networks_are_refused(capsys):
     assert len(rows_of([])) == len(ROWS) == 24
     assert main(["bench", "mlp", "--train", "dlrm_b256"]) == 2
     assert "--train: expected rows alone, which name their networks and batches" in capsys.readouterr().err
+
+
+def test_budgets_of_memory_are_one_or_one_per_row(capsys):
+    steps = ["bench", "--target", "reference", "--train", "dlrm_b256", "dlrm_plain_b256", "--memory-budget"]
+    assert main([*steps, "1GB", "2GB", "3GB"]) == 2
+    assert "--memory-budget: expected one budget or one for each of 2 rows, got 3" in capsys.readouterr().err
+    assert main([*steps, "much"]) == 2
+    assert "--memory-budget: expected an amount of memory such as 2GiB" in capsys.readouterr().err
+
+
+def test_a_step_within_a_budget_stands_beside_the_one_without():
+    spread = {"p10_ms": 1.9, "p90_ms": 2.6, "wall_ms": 3.0}
+    free = {"variant": "", "median_ms": 2.0, "peak_bytes": 3e9, **spread}
+    within = {"variant": "within 1GB", "median_ms": 2.5, "peak_bytes": 1e9, **spread}
+    row = {
+        "network": "n_b4",
+        "batch": 4,
+        "precision": "bf16",
+        "status": "ok",
+        "ours": [free, within],
+        "peers": [],
+        **judged([free, within], []),
+    }
+    said = "within 1GB: 2.500 ms, peak 1,000 MB, 1.25 of the time"
+    assert training_text(row).endswith(f"| peak 3,000 MB, least peer - MB | {said}")
+    assert f"n_b4 bf16 {said}" in training_table([row])
