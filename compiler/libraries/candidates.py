@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from tilewright.costmodel import Hardware
 from tilewright.ir import Func, Module, Op, Value
+from tilewright.ir.tensor.ops import REDUCING
 from tilewright.libraries.matching.attention import attentions_in
 from tilewright.libraries.matching.attention_backward import gradients_in
 from tilewright.libraries.matching.convolution import convolution_of
@@ -16,7 +17,7 @@ from tilewright.libraries.matching.epilogue import EpilogueMatch, absorbed
 from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.libraries.matching.matmul import products_of
 from tilewright.libraries.matching.norm import norms_in
-from tilewright.libraries.program import program_around, with_kernel
+from tilewright.libraries.program import inlined, program_around, with_kernel
 from tilewright.libraries.weights import with_packed_weights, with_wide_bias
 from tilewright.passes import PassContext, run_pipeline
 from tilewright.passes.kernels.decision import cost_of
@@ -208,9 +209,31 @@ def _operands(contract: Op, first: int, match: EpilogueMatch) -> tuple[Value, ..
 
 
 def _with_parameters(program: Module, hardware: Hardware) -> Module:
-    """Templates and parameters for the generated kernels of a program, by the model."""
-    others = program.with_funcs(tuple(f for f in program.funcs if not f.name.endswith("_library")))
+    """Templates and parameters for the generated kernels of a program, by the model.
+
+    What stands before or behind a library is as many kernels as fusion makes of it: a norm that the generated
+    kernel applied where it read its rows is sums and maps over them, which no one kernel need hold.
+    """
     context = PassContext(hardware=hardware, reproducer_folder=None, verify_each=False)
+    program = inlined(program, _in_kernels(program, context))
+    others = program.with_funcs(tuple(f for f in program.funcs if not f.name.endswith("_library")))
     chosen = run_pipeline(others, TENSOR.only("choose-parameters"), context)
     by_name = {f.name: f for f in chosen.funcs}
     return program.with_funcs(tuple(by_name.get(f.name, f) for f in program.funcs))
+
+
+def _in_kernels(program: Module, context: PassContext) -> dict[str, Module]:
+    """By name the functions of a program that fusion makes several kernels of, as these."""
+    pieces: dict[str, Module] = {}
+    for f in program.funcs:
+        if (
+            f is program.main
+            or f.name.endswith("_library")
+            or not any(op.name in REDUCING for op in f.body.ops)
+        ):
+            continue
+        entry = replace(f, name=program.main.name)
+        fused = run_pipeline(program.with_funcs((entry,)), TENSOR.only("fuse-kernels"), context)
+        if len(fused.funcs) > 2:
+            pieces[f.name] = fused
+    return pieces

@@ -18,6 +18,8 @@ from tilewright.libraries.comparison import timed_program
 from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.libraries.program import inlined, program_around
 from tilewright.libraries.weights import with_constant_weights
+from tilewright.passes import PassContext, run_pipeline
+from tilewright.passes.pipelines import THREAD
 from tilewright.runtime.libraries.cublaslt import CublasLt
 from tilewright.runtime.libraries.kernel import LibraryKernel
 from tilewright.runtime.libraries.matmul import MatmulProblem
@@ -324,6 +326,30 @@ def test_what_operands_are_computed_by_becomes_a_kernel_before() -> None:
     (call,) = products_in(kernel)
     program = program_around(kernel, call)
     assert [f.name for f in program.funcs] == ["k_before", "k_library", "main"]
+    arrays = random_arrays(kernel)
+    np.testing.assert_allclose(run_main(program, arrays)[0], run_main(whole(kernel), arrays)[0], rtol=1e-5)
+
+
+def test_a_norm_before_a_library_is_a_kernel_of_sums_and_one_of_maps() -> None:
+    ops = """%m = tensor.reduce(%g, par = (i: 6, b: 2), red = (p: 3), reads = [[i, b, p]]) : f32[6, 2] {
+      ^(%s: f32, %t: f32)
+      %u = scalar.add(%s, %t) : f32
+      scalar.yield(%u)
+    }
+    %n = tensor.map(%x, %m, par = (i: 6, j: 8), reads = [[i, j], [i, j // 4]]) : f32[6, 8] {
+      ^(%s: f32, %t: f32)
+      %u = scalar.sub(%s, %t) : f32
+      scalar.yield(%u)
+    }
+    """ + contract("m: 6, k: 12", "c: 8", "[m, c], [c, k]", "f32[6, 8]", "f32[8, 12]", "f32[6, 12]").replace(
+        "%x,", "%n,"
+    )
+    kernel = kernel_of("f32[6, 8]", "f32[8, 12]", "f32[6, 12]", ops, ", %g: f32[6, 2, 3]")
+    (program, *_) = candidates(kernel)
+    before = [f for f in program.funcs if f.name not in ("k_library", "main")]
+    assert [{op.name for op in f.body.ops[:-1]} for f in before] == [{"tensor.reduce"}, {"tensor.map"}]
+    context = PassContext(hardware=load_hardware("cuda:sm_90a"), verify_each=True)
+    run_pipeline(program.with_funcs(tuple(before)), THREAD["cuda"].only("tensor-to-thread"), context)
     arrays = random_arrays(kernel)
     np.testing.assert_allclose(run_main(program, arrays)[0], run_main(whole(kernel), arrays)[0], rtol=1e-5)
 
