@@ -34,24 +34,29 @@ def within_memory_budget(module: Module, lowered: Callable[[Module], L]) -> L:
     """The module lowered so that its plan keeps to the attribute `memory_budget` of @main, where it has one.
 
     The pass knows kernels without parameters; scratch arrays, copies and alignment come later. Where the plan
-    takes more, the pass gets so much less. Raises InputError with what the smallest plan takes.
+    takes more, the pass gets so much less, and twice as much less each time that this was not enough; where
+    it has no choice for what is left, the middle between that and the least that was too much. Raises
+    InputError with what the smallest plan takes.
     """
     budget = module.main.get(MEMORY_BUDGET)
     if type(budget) is not int:
         return lowered(module)
-    asked, least = budget, 0
-    for _ in range(ROUNDS):
+    asked, least, exceeded, refused = budget, 0, budget, 0
+    for i in range(ROUNDS):
         try:
             out = lowered(_asked(module, asked))
         except InputError:
             if asked == budget:
                 raise
-            break
-        taken = device_bytes(one_stream_plan(out))
-        if taken <= budget:
-            return out
-        least = min(least or taken, taken)
-        asked -= taken - budget
+            refused = asked
+        else:
+            taken = device_bytes(one_stream_plan(out))
+            if taken <= budget:
+                return out
+            least, exceeded = min(least or taken, taken), asked
+            asked -= (taken - budget) << i
+        if asked <= refused:
+            asked = (refused + exceeded) // 2
     raise InputError(
         f"expected a memory budget of at least {least} bytes ({least / 2**20:.1f} MiB), which the smallest "
         f"plan of this step takes on the device, got {budget}",
