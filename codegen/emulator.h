@@ -734,6 +734,7 @@ template <int pending>
 static inline void tw_async_wait() { tw_wait(pending); }
 static inline void tw_wait_for_launches() {}
 static inline void tw_release_dependents() {}
+static inline void tw_stay(int) {}
 static inline void tw_prefetch(const void*) {}
 template <class T>
 static inline T* tw_after_wait(T* given) { return given; }

@@ -22,6 +22,8 @@ CPU_LINE_BYTES = 64
 MMA_M, MMA_N, MMA_K_BYTES = 16, 8, 32
 #: bytes that one `ldmatrix` of four matrices moves
 LDMATRIX_BYTES = 512
+#: bytes in whole multiples of which blocks are given shared memory, compute capability 8 and later
+SHARED_UNIT = 128
 #: registers of a thread are given in units of so many
 REGISTER_UNIT = 8
 #: registers that a thread may be given (PTX: setmaxnreg), and those of a multiprocessor (capability 5 to 9)

@@ -21,7 +21,7 @@ from tilewright.codegen.emit import (  # noqa: F401  (importing registers the em
     warp,
 )
 from tilewright.codegen.emit.emission import BufferRef, Emission, emitter_of
-from tilewright.codegen.emit.launch import early_params
+from tilewright.codegen.emit.launch import early_params, holding_lines
 from tilewright.codegen.emit.memory import array_extents
 from tilewright.codegen.emit.phases import PhaseMarks, phase_marks
 from tilewright.codegen.emit.stamps import Stamps
@@ -30,6 +30,7 @@ from tilewright.ir.errors import InputError, UnsupportedError
 from tilewright.ir.nodes import Func, Level, Value, walk
 from tilewright.ir.thread.launch_ops import (
     late_params,
+    launched_grid,
     overwrites,
     releases_dependents,
     waits_for_launches,
@@ -47,6 +48,7 @@ def emit_cuda(func: Func, *, stamps: bool = False, phases: bool = False) -> Kern
     """CUDA C of a thread-level function, for NVRTC without headers (sm_75 and newer) and for the emulator.
 
     stamps: one more parameter, the last, takes the times of every block (`tilewright.codegen.emit.stamps`).
+    Blocks that only hold places write none, so that there are none of them.
     phases: stamps also tell when a block's first data are at hand and when its main loop is done.
     Raises InputError for a function of another level and UnsupportedError for an op without an emitter.
     """
@@ -82,6 +84,9 @@ def _emit(
     shared_lines, e.lines = e.lines, []
     e.ops(func.body)
     lines = [*shared_lines, *_symbol_lines(e), *e.lines]
+    launched = grid
+    if stamps is None and not dialect.native_vectors:
+        lines, launched = [*holding_lines(e, func, grid), *lines], launched_grid(func, grid)
     if stamps is not None:
         lines = [*stamps.arrival(), *([] if waits else stamps.start()), *lines, *stamps.end()]
         params, pointers = (*params, stamps.param), [*pointers, stamps.pointer]
@@ -95,7 +100,7 @@ def _emit(
         if part
     )
     return KernelSource(
-        dialect.name, entry, text + "\n", grid, block, params, static, dynamic, tuple(e.origins), waits,
+        dialect.name, entry, text + "\n", launched, block, params, static, dynamic, tuple(e.origins), waits,
         maps_of(func), cluster_of(func), releases_dependents(func),
     )  # fmt: skip
 

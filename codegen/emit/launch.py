@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.codegen.emit.emission import Emission, emitter
 from tilewright.codegen.prelude.registry import helper
 from tilewright.ir.nodes import Func, Op, Value, walk
-from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT
+from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, holder_axis, holders_of
 
 for _name, _instruction in (
     ("wait_for_launches", "griddepcontrol.wait"),
@@ -23,6 +23,18 @@ FN void NAME() {{
         "cuda",
         emulated=True,
     )
+helper(
+    "stay",
+    """
+FN void NAME(int cycles) {
+#if __CUDA_ARCH__ >= 900
+    for (long long begin = clock64(); clock64() - begin < cycles;) {}
+#endif
+}
+""",
+    "cuda",
+    emulated=True,
+)
 # The compiler may read through `const T* __restrict__` before any instruction, and by a path that is not
 # coherent. A pointer that comes out of a volatile statement after the wait has no history: nothing can be
 # read through it earlier, and nothing is known about who else writes there.
@@ -62,6 +74,25 @@ def early_params(func: Func) -> frozenset[Value]:
     wait = next((i for i, op in enumerate(ops) if op.name == WAIT), 0)
     before = [op for op in walk(func.body.with_ops(ops[:wait])) if not (op.name == PREFETCH and op["early"])]
     return frozenset(v for op in before for v in op.operands if v in func.params)
+
+
+def holding_lines(e: Emission, func: Func, grid: tuple[int, int, int]) -> list[str]:
+    """What blocks behind those of the grid do: they keep their places until the next launch has taken others.
+
+    They wait and release as all blocks do, so that no more than two launches are on the GPU.
+    """
+    blocks, cycles = holders_of(func)
+    if not blocks:
+        return []
+    axis, _ = holder_axis(grid)
+    return [
+        f"    if (blockIdx.{'xyz'[axis]} >= {grid[axis]}) {{",
+        f"        {e.need('wait_for_launches')}();",
+        f"        {e.need('release_dependents')}();",
+        f"        {e.need('stay')}({cycles});",
+        "        return;",
+        "    }",
+    ]
 
 
 @emitter(WAIT)

@@ -12,11 +12,13 @@ from tilewright.compilation.lowering import Lowered
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.kernels.relays import Footprint, may_relay
 from tilewright.ir import Func, Level, Module
-from tilewright.ir.thread.launch_ops import RELEASE
+from tilewright.ir.hardware_facts import SHARED_UNIT
+from tilewright.ir.thread.launch_ops import without_release
 from tilewright.passes.kernels.decision import is_measured
 from tilewright.passes.thread.relay_launches import without_early_prefetches
+from tilewright.runtime.cuda.carve_out import wants_one_carve_out
 from tilewright.runtime.plan.check import validate
-from tilewright.runtime.plan.execution_plan import ExecutionPlan, Launch, starts_early
+from tilewright.runtime.plan.execution_plan import ExecutionPlan, KernelCode, Launch, starts_early
 
 
 def settled_relays(
@@ -30,17 +32,20 @@ def settled_relays(
     """
     names = unfit_relays(plan, lowered.target.hardware, timed=timed)
     if not names:
-        return lowered, plan
+        return lowered, with_room_for_two(plan, lowered.target.hardware)
     thread = _without_relays(lowered.thread, plan, names)
     measured = [f.name for f in thread.funcs if is_measured(f)]
     changed = thread.with_funcs(
         tuple(f for f, g in zip(thread.funcs, lowered.thread.funcs, strict=True) if f is not g)
     )
-    codes = build_codes(
-        emit_kernels(changed, lowered.target), lowered.target, progress=progress, timed=measured
-    )
+    sources = emit_kernels(changed, lowered.target)
+    codes = build_codes(sources, lowered.target, progress=progress, timed=measured)
     kernels = tuple(codes.get(kernel.name, kernel) for kernel in plan.kernels)
-    return replace(lowered, thread=thread), validate(plan.replace(kernels=kernels))
+    launches = tuple(
+        replace(x, grid=sources[x.kernel].grid) if x.kernel in sources else x for x in plan.launches
+    )
+    settled = plan.replace(kernels=kernels, launches=launches)
+    return replace(lowered, thread=thread), validate(with_room_for_two(settled, lowered.target.hardware))
 
 
 def relay_facts(plan: ExecutionPlan, choice: str) -> dict[str, Any]:
@@ -64,6 +69,56 @@ def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) 
         for before in (plan.launches[dep] for dep in launch.deps)
         if before.kernel in releasing
         and not may_relay(footprint(plan, before), footprint(plan, launch), hardware)
+    )
+
+
+def with_room_for_two(plan: ExecutionPlan, hardware: object) -> ExecutionPlan:
+    """The plan in which launches that relay have room for two blocks on a multiprocessor, not for three.
+
+    Where each multiprocessor has one block of a launch and room for one more, the blocks of the next launch
+    are spread evenly; with more room some go to the same one. So kernels of at most one block per
+    multiprocessor ask for a third of its shared memory, if their launches still fit side by side.
+    """
+    several = len({launch.stream for launch in plan.launches}) > 1
+    if several or not isinstance(hardware, GpuHardware) or not wants_one_carve_out(plan):
+        return plan  # kernels of other plans have the cache instead
+    early = (v for v in plan.launches if starts_early(plan, v))
+    pairs = [(plan.launches[u], v) for v in early for u in v.deps]
+    least = -(-(hardware.smem_per_sm_bytes // 3 + 1) // SHARED_UNIT) * SHARED_UNIT
+    least -= hardware.smem_reserved_per_block_bytes
+    places = {x.kernel: footprint(plan, x) for pair in pairs for x in pair}
+    small = {n for n, f in places.items() if f.blocks_per_sm(hardware) == 1 and f.shared_bytes < least}
+
+    def beside(u: str, v: str) -> bool:
+        first, second = (replace(places[n], shared_bytes=least) if n in small else places[n] for n in (u, v))
+        return first.fits_beside(second, hardware)
+
+    while crowded := {
+        n
+        for u, v in ((u.kernel, v.kernel) for u, v in pairs)
+        if not beside(u, v) and places[u].fits_beside(places[v], hardware)
+        for n in small.intersection((u, v))
+    }:
+        small -= crowded
+    if not small:
+        return plan
+    more = {n: least - places[n].shared_bytes for n in small}
+    return plan.replace(
+        kernels=tuple(_asking_for(k, more[k.name]) if k.name in more else k for k in plan.kernels),
+        launches=tuple(
+            replace(x, shared_bytes=x.shared_bytes + more[x.kernel]) if x.kernel in more else x
+            for x in plan.launches
+        ),
+    )
+
+
+def _asking_for(kernel: KernelCode, more: int) -> KernelCode:
+    """The kernel whose launches take so many bytes of shared memory more than its text needs."""
+    contract = kernel.contract
+    return (
+        kernel
+        if contract is None
+        else replace(kernel, contract=replace(contract, shared_bytes=contract.shared_bytes + more))
     )
 
 
@@ -91,6 +146,5 @@ def _without_relays(module: Module, plan: ExecutionPlan, names: Collection[str])
 
 def _changed(func: Func, *, silenced: bool, started: bool) -> Func:
     body = func.body if started else without_early_prefetches(func.body)
-    if silenced:
-        body = body.with_ops(tuple(op for op in body.ops if op.name != RELEASE))
-    return func if body is func.body else func.with_body(body)
+    new = func if body is func.body else func.with_body(body)
+    return without_release(new) if silenced else new

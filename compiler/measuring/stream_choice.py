@@ -73,10 +73,14 @@ def check_policy(name: str) -> None:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Seconds of one launch, boundary included, and the share of the GPU's throughput used meanwhile."""
+    """Seconds of one launch, boundary included, and the share of the GPU's throughput used meanwhile.
+
+    blocks: those that compute; 0 where all of a launch do. Others hold places for what follows on one stream.
+    """
 
     seconds: float
     saturation: float
+    blocks: int = 0
 
 
 def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
@@ -85,7 +89,7 @@ def kernel_costs(kernels: Iterable[KernelRecord]) -> dict[str, KernelCost]:
     for k in kernels:
         # A bound set by latency or by the launch itself leaves the GPU's throughput to others.
         bound = 0.0 if k.limit in ("LAT", LAUNCH) else k.bound_s
-        costs[k.name] = KernelCost(k.seconds, bound / k.seconds if k.seconds else 0.0)
+        costs[k.name] = KernelCost(k.seconds, bound / k.seconds if k.seconds else 0.0, math.prod(k.grid))
     return costs
 
 
@@ -98,7 +102,7 @@ def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hard
     """
     launch_costs = [costs.get(x.kernel, KernelCost(0.0, 0.0)) for x in plan.launches]
     shares = [
-        max(occupied(plan, x, hardware), min(1.0, cost.saturation))
+        max(occupied(plan, x, hardware, cost.blocks), min(1.0, cost.saturation))
         if isinstance(hardware, GpuHardware) and plan.kernel_by_name[x.kernel].language != "library"
         else 1.0
         for x, cost in zip(plan.launches, launch_costs, strict=True)
@@ -107,15 +111,18 @@ def work_of(plan: ExecutionPlan, costs: Mapping[str, KernelCost], hardware: Hard
     return Work.of(len(times), times, shares, hardware.stream.boundary_s)
 
 
-def occupied(plan: ExecutionPlan, launch: Launch, gpu: GpuHardware) -> float:
-    """The share of the blocks that the GPU could hold of this launch that the launch has; at most 1."""
+def occupied(plan: ExecutionPlan, launch: Launch, gpu: GpuHardware, blocks: int = 0) -> float:
+    """The share of the blocks that the GPU could hold of this launch that the launch has; at most 1.
+
+    blocks: those that compute, where some only hold places; 0 where all of the launch compute.
+    """
     resources = plan.kernel_by_name[launch.kernel].resources
     limits = [gpu.max_threads_per_sm // launch.block, gpu.max_blocks_per_sm]
     if resources is not None:
         shared = resources.shared_bytes + launch.shared_bytes + gpu.smem_reserved_per_block_bytes
         limits.append(gpu.registers_per_sm // max(1, resources.registers * launch.block))
         limits.append(gpu.smem_per_sm_bytes // max(1, shared))
-    return min(1.0, math.prod(launch.grid) / (gpu.sm_count * max(1, min(limits))))
+    return min(1.0, (blocks or math.prod(launch.grid)) / (gpu.sm_count * max(1, min(limits))))
 
 
 def choose_streams(

@@ -158,7 +158,18 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target, *, phases:
     marked_plan = marked(plan, mark)
     if marked_plan.marks:
         sources[mark] = mark_source(mark, phases=phases)
-    codes = build_codes(sources, target)
+    made_for = {k.name: k.contract.shared_bytes for k in own if k.contract is not None}
+    codes = {
+        name: replace(code, contract=replace(code.contract, shared_bytes=made_for[name]))
+        if code.contract is not None and name in made_for
+        else code
+        for name, code in build_codes(sources, target).items()
+    }
+    # What only holds places writes no stamps, and is not launched.
+    launches = [
+        replace(x, grid=sources[x.kernel].grid) if x.kernel in sources else x for x in marked_plan.launches
+    ]
+    marked_plan = replace(marked_plan, launches=tuple(launches))
     blocks = [_stamping_blocks(launch, sources) for launch in marked_plan.launches]
     first_rows = tuple(accumulate(blocks, initial=0))[:-1]
     name = _unused("stamps", [b.name for b in plan.buffers])

@@ -317,6 +317,8 @@ class RelayCoefficients:
     turn_weights_s: float
     #: share of the time of a launch that an uneven spread of its blocks costs
     crowding_share: float
+    #: seconds for which blocks that hold places stay: until those of the next launch have theirs
+    hold_s: float
     #: share of the multiprocessors that can have a block each of a launch in clusters of more than two
     cluster_share: float
 

@@ -14,7 +14,13 @@ from tilewright.ir.opdef import OpDef, op_def
 from tilewright.ir.tensor.ops import domain
 from tilewright.ir.thread.channel_ops import channel_faults
 from tilewright.ir.thread.cluster_ops import cluster_faults
-from tilewright.ir.thread.launch_ops import CONSTANT_PARAMS, IN_PLACE, OVERWRITES, launch_order_faults
+from tilewright.ir.thread.launch_ops import (
+    CONSTANT_PARAMS,
+    IN_PLACE,
+    OVERWRITES,
+    holder_faults,
+    launch_order_faults,
+)
 from tilewright.ir.thread.role_ops import role_faults
 from tilewright.ir.thread.tensor_maps import CLUSTER, RANK, map_attribute_faults
 from tilewright.ir.thread.transport_ops import transport_faults
@@ -159,6 +165,8 @@ class _Checker:
             ):
                 message = f"expected {name} to pair positions among {count} parameters, got {pairs!r}"
                 self.faults.append(Fault(self.func.name, message, ""))
+        for message in holder_faults(self.func):
+            self.faults.append(Fault(self.func.name, message, ""))
         for at, message in launch_order_faults(self.func):
             self.report(self.func.body.ops[at], self.func.body, at, message)
 

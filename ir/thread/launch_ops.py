@@ -7,6 +7,8 @@ have finished (OpenCL, older GPUs, the interpreters), the first two do nothing, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
+from math import prod
 
 from tilewright.ir.nodes import Func, Op, Value, walk
 from tilewright.ir.opdef import AttrDef, Attrs, define, no_results
@@ -21,6 +23,9 @@ CONSTANT_PARAMS = "constant_params"
 #: attribute of a thread-level function, true where it asks for what settled launches wrote before it waits
 #: for others, and leaves room beside its blocks for those of the launches that depend on it
 EARLY_FACTORS = "early_factors"
+#: attribute of a thread-level function that releases: so many blocks more are launched, which compute nothing
+#: and stay for so many cycles after the release
+HOLDERS = "holders"
 #: the attribute of a kernel with pairs (read, written) of parameters that callers may give as one buffer
 OVERWRITES = "overwrites"
 #: the attribute of a kernel with pairs (read, written) of parameters that callers must give as one buffer
@@ -74,6 +79,55 @@ def waits_for_launches(func: Func) -> bool:
 def releases_dependents(func: Func) -> bool:
     """Return whether the kernel lets dependent launches start before it ends."""
     return any(op.name == RELEASE for op in func.body.ops)
+
+
+def holders_of(func: Func) -> tuple[int, int]:
+    """Blocks of the kernel that only hold places, and for how many cycles; (0, 0) where it has none."""
+    held = func.get(HOLDERS, (0, 0))
+    assert isinstance(held, tuple)
+    blocks, cycles = held
+    assert isinstance(blocks, int)
+    assert isinstance(cycles, int)
+    return blocks, cycles
+
+
+def without_release(func: Func) -> Func:
+    """The kernel with the end of its last block as the release of what follows; nothing holds places then."""
+    body = func.body.with_ops(tuple(op for op in func.body.ops if op.name != RELEASE))
+    kept = tuple((name, value) for name, value in func.attrs if name != HOLDERS)
+    return replace(func, attrs=kept, body=body)
+
+
+def holder_axis(grid: Sequence[int]) -> tuple[int, int]:
+    """The last axis of a grid that has more than one block, and the blocks of one of its slices.
+
+    Blocks that hold places are whole slices behind those of the grid.
+    """
+    axis = max((i for i, extent in enumerate(grid) if extent > 1), default=0)
+    return axis, prod(grid[:axis])
+
+
+def launched_grid(func: Func, grid: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The grid of a kernel's launches: that of what it computes and the blocks that hold places."""
+    axis, slice_blocks = holder_axis(grid)
+    more = list(grid)
+    more[axis] += holders_of(func)[0] // slice_blocks
+    return more[0], more[1], more[2]
+
+
+def holder_faults(func: Func) -> Iterator[str]:
+    """What is wrong with the blocks of a kernel that hold places."""
+    held, grid = func.get(HOLDERS), func.get("grid")
+    if held is None:
+        return
+    if not (isinstance(held, tuple) and len(held) == 2 and all(type(n) is int and n >= 0 for n in held)):
+        yield f"expected {HOLDERS} = [blocks, cycles], got {held!r}"
+    elif not releases_dependents(func):
+        yield f"expected no {HOLDERS} in a kernel that releases nothing"
+    elif isinstance(grid, tuple) and all(type(n) is int for n in grid):
+        _, slice_blocks = holder_axis(grid)  # type: ignore[arg-type]
+        if holders_of(func)[0] % slice_blocks:
+            yield f"expected {HOLDERS} in whole slices of {slice_blocks} blocks, got {held[0]}"
 
 
 def constant_params(func: Func) -> tuple[int, ...]:

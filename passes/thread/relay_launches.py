@@ -17,10 +17,12 @@ from tilewright.ir.simplify import simplify
 from tilewright.ir.tensor.communication_ops import COMMUNICATE
 from tilewright.ir.thread.launch_ops import (
     EARLY_FACTORS,
+    HOLDERS,
     PREFETCH,
     RELEASE,
     WAIT,
     constant_params,
+    holder_axis,
     releases_dependents,
     waits_for_launches,
 )
@@ -70,6 +72,9 @@ def relay_launches(
     `always` takes all that are possible, `never` none. Registers of kernels by roles are known, those
     of others once they are compiled: all are checked then.
 
+    Where the next launch's blocks would crowd because a kernel has fewer than there are multiprocessors, more
+    blocks are launched, which compute nothing and stay for a moment after the release (attribute `holders`).
+
     release: `after-wait` lets the next launch start when what this one waits for has ended, so that no more
     than two launches are on the GPU; `first` at once, unless there are kernels with `early_factors`: what
     stands above the launches that these wait for must have ended. Prefetches that pay only in kernels which
@@ -81,19 +86,24 @@ def relay_launches(
         release = "after-wait"
     releasing: set[str] = set()
     started: set[str] = set()
+    held: dict[str, tuple[int, int]] = {}
     launches = any(f.name == "main" for f in module.funcs)
     if launches and starts_early(ctx.target) and when != "never":
         hardware = ctx.hardware or load_hardware(ctx.target)
         if isinstance(hardware, GpuHardware):
             relays = _Relays(module, hardware)
             module, releasing, started = relays.chosen(always=when == "always")
+            cycles = int(hardware.relay.hold_s * hardware.clock_hz)
+            held = {name: (blocks, cycles) for name, blocks in relays.holders.items()}
             if not relays.in_l2:
                 module = module.with_funcs(
                     tuple(_with_late_constants(f) if f.name in started else f for f in module.funcs)
                 )
     return module.with_funcs(
         tuple(
-            _rewritten(f, f.name in releasing, f.name in started, release) if f.level is Level.THREAD else f
+            _rewritten(f, f.name in releasing, f.name in started, release, held.get(f.name))
+            if f.level is Level.THREAD
+            else f
             for f in module.funcs
         )
     )
@@ -116,6 +126,8 @@ class _Relays:
         self.in_l2 = not weights_leave_l2(module, gpu)
         self.module = module
         self.kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
+        self.grids = {f.name: _grid(f) for f in module.funcs if f.name in self.kernels}
+        self.holders: dict[str, int] = {}
         pairs = enumerate(pairwise(_launched(module)))
         #: launches, by number, that the next one may overlap, with the kernels of both
         self.edges = [(i, u, v) for i, (u, v) in pairs if u in self.kernels and v in self.kernels]
@@ -137,7 +149,33 @@ class _Relays:
         }
         alone = {i for name in releasing for i in crowded.get(name, ())}
         started = {v for i, u, v in self.edges if u in releasing and i not in alone}
+        self.holders = {name: n for name in releasing if (n := self._holders(name, alone))}
         return _with_twins(self.module, alone), releasing, started
+
+    def _holders(self, name: str, alone: Collection[int]) -> int:
+        """Blocks that hold places for a kernel while the next launch takes others.
+
+        A launch of fewer blocks than multiprocessors leaves some that are empty, where the next launch, whose
+        blocks go where there is most room first, begins: once each multiprocessor has one block, those have
+        the next ones as well as all others, so that two blocks of the launch share a multiprocessor. A kernel
+        that takes less than holders stay has none.
+        """
+        first = self.kernels[name].footprint
+        free = self.gpu.sm_count - first.blocks
+        crowding = any(
+            first.fits_beside(v := self.kernels[second].footprint, self.gpu) and v.blocks > free
+            for i, u, second in self.edges
+            if u == name and i not in alone
+        )
+        if (
+            not crowding
+            or free <= 0
+            or first.cluster > 1
+            or self.kernels[name].seconds < self.gpu.relay.hold_s
+        ):
+            return 0
+        _, slice_blocks = holder_axis(self.grids[name])
+        return free // slice_blocks * slice_blocks
 
     def _gain_s(self, first: _Kernel, second: _Kernel) -> float:
         early = second.weights.total - second.weights.exposed
@@ -184,13 +222,19 @@ def _kernel(func: Func, gpu: GpuHardware) -> _Kernel:
     decision = decision_of(func)
     cost = None if decision is None else decision.cost
     known = (decision and decision.measured_s) or (cost and cost.estimate_s) or 0.0
-    grid, block = func.get("grid"), func.get("block")
-    assert isinstance(grid, tuple)
+    block = func.get("block")
     assert isinstance(block, int)
-    blocks = prod(n for n in grid if isinstance(n, int))
     registers = known_registers(func) // block
-    footprint = Footprint(blocks, block, shared_layout(func).nbytes, registers, prod(cluster_of(func)))
+    blocks, cluster = prod(_grid(func)), prod(cluster_of(func))
+    footprint = Footprint(blocks, block, shared_layout(func).nbytes, registers, cluster)
     return _Kernel(footprint, max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
+
+
+def _grid(func: Func) -> tuple[int, int, int]:
+    grid = func.get("grid")
+    assert isinstance(grid, tuple)
+    x, y, z = (int(n) for n in grid)  # type: ignore[arg-type]
+    return x, y, z
 
 
 def _with_late_constants(func: Func) -> Func:
@@ -199,10 +243,9 @@ def _with_late_constants(func: Func) -> Func:
     A line is brought by one thread of one block, where there are as many threads as lines. Where places are
     computed from data, not all of a constant may be read, so that it is left out.
     """
-    grid, block = func.get("grid"), func.get("block")
-    assert isinstance(grid, tuple)
+    block = func.get("block")
     assert isinstance(block, int)
-    x, y, z = (int(n) for n in grid)  # type: ignore[arg-type]
+    x, y, z = _grid(func)
     ranges = launch_ranges(func)
     thread = ((Sym("bid.z") * y + Sym("bid.y")) * x + Sym("bid.x")) * block + Sym("tid")
     late = [func.params[i] for i in constant_params(func) if asked_only_late(func, func.params[i])]
@@ -224,13 +267,16 @@ def _with_late_constants(func: Func) -> Func:
     return func.with_body(func.body.with_ops((*prefetches, *func.body.ops))) if prefetches else func
 
 
-def _rewritten(func: Func, releases: bool, started: bool, release: Release) -> Func:
+def _rewritten(
+    func: Func, releases: bool, started: bool, release: Release, held: tuple[int, int] | None
+) -> Func:
     body = func.body if started else without_early_prefetches(func.body)
     if releases and not releases_dependents(func):
         ops = body.ops
         wait = next(i for i, op in enumerate(ops) if op.name == WAIT)
         at = 0 if release == "first" else wait + 1
         body = body.with_ops((*ops[:at], Op(RELEASE), *ops[at:]))
+        func = func if held is None else func.with_attrs(**{HOLDERS: held})
     return func if body is func.body else func.with_body(body)
 
 

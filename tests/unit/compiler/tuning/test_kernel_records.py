@@ -42,8 +42,8 @@ def test_a_launch_costs_what_was_measured_and_else_the_estimate():
     waiting = replace(modelled, name="w", cost={**cost, "limit": "LAT"})
     unknown = replace(modelled, name="u", cost=None)
     assert kernel_costs([modelled, measured, waiting, unknown]) == {
-        "k": KernelCost(4.0, 0.25),
-        "m": KernelCost(2.0, 0.5),
-        "w": KernelCost(4.0, 0.0),
-        "u": KernelCost(0.0, 0.0),
+        "k": KernelCost(4.0, 0.25, blocks=1),
+        "m": KernelCost(2.0, 0.5, blocks=1),
+        "w": KernelCost(4.0, 0.0, blocks=1),
+        "u": KernelCost(0.0, 0.0, blocks=1),
     }

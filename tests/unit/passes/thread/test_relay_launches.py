@@ -6,19 +6,37 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from decision_samples import parameters, with_template
 from runtime_samples import diamond
 from weight_lines import PLACES, all_lines, lines_asked_for
 
 import tilewright as tw
+from tilewright.codegen.emit.kernel import emit_cuda
 from tilewright.compilation.lowering import build, lower
-from tilewright.compilation.settled_relays import settled_relays, unfit_relays
+from tilewright.compilation.settled_relays import (
+    footprint,
+    settled_relays,
+    unfit_relays,
+    with_room_for_two,
+)
 from tilewright.devices.targets import resolve_target
-from tilewright.ir import InputError, parse, walk
-from tilewright.ir.thread.launch_ops import PREFETCH, RELEASE, WAIT, releases_dependents
+from tilewright.ir import InputError, Op, Ref, parse, walk
+from tilewright.ir.thread.launch_ops import (
+    HOLDERS,
+    PREFETCH,
+    RELEASE,
+    WAIT,
+    holder_faults,
+    holders_of,
+    launched_grid,
+    releases_dependents,
+    without_release,
+)
 from tilewright.ir.thread.role_ops import known_registers, launch_registers
 from tilewright.measuring.stream_choice import choose_streams, kernel_costs, relays_saving_s, work_of
 from tilewright.passes import PassContext, Pipeline, run_pipeline
 from tilewright.passes.analysis.work.weight_traffic import weight_bytes
+from tilewright.passes.kernels.decision import KernelCost
 from tilewright.runtime.cuda.carve_out import CARVE_OUT_PERCENT, keep_carve_out
 from tilewright.runtime.plan.check import find_faults
 from tilewright.runtime.plan.execution_plan import KernelResources, starts_early
@@ -89,6 +107,74 @@ def test_where_a_kernel_releases():
 def test_two_launches_whose_blocks_would_crowd_are_no_relay(fits, does_not):
     assert RELEASE in ops_of(pair(**fits), "{when=always}")
     assert RELEASE not in ops_of(pair(**does_not), "{when=always}")
+
+
+def held(grid, second=None, estimate_s=4e-6, options=""):
+    """The blocks that hold places for a kernel of this grid, before a launch of it or of a second grid."""
+    kernel = with_template(pair(grid=grid)["k"], "map", {"threads": 128, "vec": 1, "items": 1})
+    kernel = with_template(kernel, "map", parameters(kernel), KernelCost(estimate_s))
+    module = pair(grid=grid)
+    if second is not None:
+        other = replace(pair(grid=second)["k"], name="other")
+        first, last, end = module.main.body.ops
+        ops = (first, last.with_attrs(callee=Ref("other")), end)
+        module = module.with_funcs((module.main.with_body(module.main.body.with_ops(ops)), kernel, other))
+    else:
+        module = module.with_funcs((module.main, kernel))
+    out = run_pipeline(module, Pipeline.parse(f"relay-launches{options}"), PassContext("cuda:sm_90a"))
+    tw.verify(out)
+    return holders_of(out["k"])[0]
+
+
+def test_places_are_held_where_the_next_launch_would_crowd():
+    assert held(112) == 20
+    assert held(132) == 0
+    assert held(60) == 0  # those of the next launch find empty multiprocessors
+    assert held(60, second=80) == 72
+    assert held(112, estimate_s=5e-7) == 0  # it ends before they would
+    assert held(112, options="{when=never}") == 0
+
+
+def test_holders_are_whole_slices_of_a_grid():
+    func = pair(grid=16)["k"].with_attrs(grid=(16, 1, 8))
+    assert launched_grid(func, (16, 1, 8)) == (16, 1, 8)
+    assert launched_grid(func.with_attrs(**{HOLDERS: (32, 9)}), (16, 1, 8)) == (16, 1, 10)
+    assert launched_grid(func.with_attrs(**{HOLDERS: (3, 9)}), (112, 1, 1)) == (115, 1, 1)
+    releasing = func.with_body(func.body.with_ops((Op(RELEASE), *func.body.ops)))
+    assert not list(holder_faults(releasing.with_attrs(**{HOLDERS: (32, 9)})))
+    (fault,) = holder_faults(releasing.with_attrs(**{HOLDERS: (8, 9)}))
+    assert fault == "expected holders in whole slices of 16 blocks, got 8"
+    (fault,) = holder_faults(releasing.with_attrs(**{HOLDERS: (-1, 9)}))
+    assert fault == "expected holders = [blocks, cycles], got (-1, 9)"
+    (fault,) = holder_faults(func.with_attrs(**{HOLDERS: (16, 9)}))
+    assert fault == "expected no holders in a kernel that releases nothing"
+    assert without_release(releasing.with_attrs(**{HOLDERS: (32, 9)})).get(HOLDERS) is None
+
+
+def test_blocks_that_hold_places_do_nothing_else():
+    func = pair(grid=16)["k"].with_attrs(grid=(16, 1, 8), **{HOLDERS: (16, 900)})
+    releasing = func.with_body(func.body.with_ops((Op(RELEASE), *func.body.ops)))
+    source = emit_cuda(releasing)
+    assert source.grid == (16, 1, 9)
+    assert "if (blockIdx.z >= 8) {" in source.source
+    assert "tw_stay(900);" in source.source
+    assert emit_cuda(releasing, stamps=True).grid == (16, 1, 8)
+
+
+def test_two_blocks_have_room_and_a_third_has_none(lowered):
+    low = lowered["auto"]
+    plan, gpu = build(low, progress=False), low.target.hardware
+    settled = with_room_for_two(plan, gpu)
+    assert with_room_for_two(settled, gpu) is settled
+    assert not list(find_faults(settled))
+    grown = [x for x, y in zip(settled.launches, plan.launches, strict=True) if x != y]
+    assert grown
+    for launch in grown:
+        assert settled.kernel_by_name[launch.kernel].releases or starts_early(settled, launch)
+        takes = footprint(settled, launch).shared_bytes + gpu.smem_reserved_per_block_bytes
+        assert 2 * takes <= gpu.smem_per_sm_bytes < 3 * takes
+    spread = plan.replace(launches=tuple(replace(x, stream=i % 2) for i, x in enumerate(plan.launches)))
+    assert with_room_for_two(spread, gpu) is spread
 
 
 def row_of_steps(steps):
@@ -173,7 +259,9 @@ def test_compiled_plans_say_it_and_registers_count(lowered):
         plan.kernel_by_name[x.kernel].releases for x in plan.launches[:-1]
     )
     assert plan_from_json(plan_to_json(plan), binaries={k.name: k.binary for k in plan.kernels}) == plan
-    assert settled_relays(low, plan) == (low, plan)
+    unchanged, settled = settled_relays(low, plan)
+    assert unchanged is low
+    assert settled == with_room_for_two(plan, low.target.hardware)
 
     name = next(k.name for k in plan.kernels if k.releases)
     wide = tuple(
