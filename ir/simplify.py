@@ -231,8 +231,7 @@ def _coarse(r: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] | N
     for g in sorted({gcd(d, c) for _, c in r.terms} - {1, d}, reverse=True):
         x = Linear.of({t: c // g for t, c in r.terms if c % g == 0}, r.constant // g)
         y = Linear.of({t: c for t, c in r.terms if c % g}, r.constant % g)
-        low, high = interval(y.expr(), ranges)
-        if low >= 0 and high < g:
+        if within(y.expr(), g, ranges):
             return g, x, y
     return None
 
@@ -264,6 +263,12 @@ def interval(e: Expr, ranges: Ranges) -> tuple[float, float]:
             ranges.bounds.clear()
         ranges.bounds[e] = bounds
     return bounds
+
+
+def within(e: Expr, extent: int, ranges: Ranges) -> bool:
+    """Return whether an index is known to lie inside of a dimension of this extent."""
+    low, high = interval(e, ranges)
+    return low >= 0 and high < extent
 
 
 def _interval(e: BinOp, ranges: Ranges) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tilewright.ir import Attr, BinOp, Expr, Func, Op, ScalarType, Sym, Value
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.simplify import simplify, within
 from tilewright.ir.tensor.ops import REDUCING, dims, fills, reads
 
 FLOATS = ("f16", "bf16", "f32", "f64")
@@ -139,8 +139,7 @@ class Terms:
         return Apply(op.name, op.attrs, kind, args)
 
     def _inside(self, value: Value, at: Sequence[Expr]) -> bool:
-        bounds = (interval(e, self.ranges) for e in at)
-        return all(low >= 0 and high < n for (low, high), n in zip(bounds, value.tensor.shape, strict=True))
+        return all(within(e, n, self.ranges) for e, n in zip(at, value.tensor.shape, strict=True))
 
     def folded(self, reduction: Reduction, names: Sequence[str] = ()) -> Folded | None:
         """The sum or maximum that a reduction is; None for another one.

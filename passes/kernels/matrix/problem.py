@@ -12,7 +12,7 @@ from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir import Func, Op, Sym, Value, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
-from tilewright.ir.simplify import coefficients, interval
+from tilewright.ir.simplify import coefficients, within
 from tilewright.ir.tensor.ops import dims, ranges_of, reads
 from tilewright.ir.thread.tensor_maps import UNIT_BYTES
 from tilewright.ir.types import itemsize
@@ -249,8 +249,7 @@ def _fetched(view: MatrixView) -> float:
     share = 1.0
     seen: set[str] = set()
     for e, extent in zip(view.sources[0].at, view.sources[0].value.tensor.shape, strict=True):
-        low, high = interval(e, ranges_of(view.op))
-        if low >= 0 and high < extent:
+        if within(e, extent, ranges_of(view.op)):
             continue
         form = coefficients(e, list(ranges), ranges)
         if form is None or not isinstance(form[1], int) or seen & set(symbols(e)):

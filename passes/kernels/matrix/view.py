@@ -11,7 +11,7 @@ from tilewright.ir import Func, Op, Sym, TensorType, Value
 from tilewright.ir.expr import Expr, substitute
 from tilewright.ir.float_pieces import PIECES
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES, MMA_K_BYTES, WARP
-from tilewright.ir.simplify import Ranges, coefficients, interval, multiple_of, simplify
+from tilewright.ir.simplify import Ranges, coefficients, multiple_of, simplify, within
 from tilewright.ir.tensor.ops import SPLIT, TF32, dims, domain, fills, ranges_of, reads
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import BYTES, FLOAT8, itemsize
@@ -344,9 +344,8 @@ def _run_of(extents: _Extents, tensor: TensorType, at: tuple[Expr, ...], d: str,
 
 def _as_one(e: Expr, extent: int, lanes: int, ranges: Ranges) -> bool:
     """Return whether the elements of a run are all inside of a dimension or all outside of it."""
-    low, high = interval(simplify(e, ranges), ranges)
     form = coefficients(e, ["run.l"], ranges)
-    if (low >= 0 and high < extent) or (form is not None and not form[0]):
+    if within(simplify(e, ranges), extent, ranges) or (form is not None and not form[0]):
         return True
     return form is not None and not multiple_of(form[1], ranges) % lanes and not extent % lanes
 

@@ -9,7 +9,7 @@ from math import prod
 
 from tilewright.ir import BinOp, Expr, Op, Sym, UnsupportedError, Value
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.simplify import interval
+from tilewright.ir.simplify import within
 from tilewright.ir.tensor.ops import dims, fills, reads
 from tilewright.passes.kernels.writing.writer import Index, Mask, Writer
 
@@ -130,10 +130,8 @@ class Address:
         b = self.w.b
         value = self._value(e)
         self.given.append(value)
-        if not self.runtime.keys() & set(symbols(e)):
-            low, high = interval(self.w.simple(e), self.w.ranges)
-            if low >= 0 and high < extent:
-                return value
+        if not self.runtime.keys() & set(symbols(e)) and within(self.w.simple(e), extent, self.w.ranges):
+            return value
         zero, last = b.const(0, self.dtype), b.const(max(0, extent - 1), self.dtype)
         if wrap:
             return b.value("scalar.mod", value, b.const(max(1, extent), self.dtype))

@@ -14,7 +14,7 @@ from itertools import permutations
 from math import gcd, prod
 
 from tilewright.ir.expr import BinOp, Expr, Sym, substitute, symbols
-from tilewright.ir.simplify import Linear, Ranges, interval, linear, multiple_of, simplify
+from tilewright.ir.simplify import Linear, Ranges, interval, linear, multiple_of, simplify, within
 from tilewright.passes.lower.adjoint.tabulated import Rising, linear_at, rising
 
 #: unknowns of one equation of which every order of solving is compared
@@ -75,8 +75,7 @@ def _joined(
     Indices that stay inside their extents are the digits of their row-major place.
     """
     ranges = {k: (0, n - 1) for k, n in domain.items()}
-    bounds = [interval(f.expr(), ranges) for f in forms]
-    inside = [low >= 0 and high < n for (low, high), n in zip(bounds, target.values(), strict=True)]
+    inside = [within(f.expr(), n, ranges) for f, n in zip(forms, target.values(), strict=True)]
     names, out, first = list(target), [], 0
     while first < len(forms):
         last = first + 1

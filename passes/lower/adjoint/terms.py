@@ -10,7 +10,7 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.nodes import Attr, Block, Pairs, Value
 from tilewright.ir.scalar_code import Scalar, Scalars
-from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.simplify import interval, simplify, within
 from tilewright.ir.types import TensorType
 from tilewright.passes.lower.adjoint.bodies import factors, live_body, substituted, used_params, wide
 from tilewright.passes.lower.adjoint.preimages import Preimage, mentioned, placed, preimage
@@ -217,8 +217,7 @@ def _zeroed(term: Term, p: Preimage, product: Sequence[int] | None) -> set[str]:
 
 def _fill(x: Input, read: Sequence[Expr], p: Preimage) -> float | int | bool | None:
     """The value outside at the new read; none where it is never outside."""
-    bounds = [interval(e, p.ranges) for e in read]
-    if all(low >= 0 and high < n for (low, high), n in zip(bounds, x.tensor.shape, strict=True)):
+    if all(within(e, n, p.ranges) for e, n in zip(read, x.tensor.shape, strict=True)):
         return None
     if x.fill is not None:
         return x.fill

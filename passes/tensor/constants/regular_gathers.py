@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import gcd
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.ir import Builder, Expr, Level, Module, Op, Value
 from tilewright.ir.expr import substitute
 from tilewright.ir.modules.constant_pool import ConstantPool
-from tilewright.ir.simplify import interval, simplify
+from tilewright.ir.simplify import simplify, within
 from tilewright.ir.tensor.ops import dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.copies import copied
@@ -69,7 +69,7 @@ def _followed(op: Op, producers: dict[Value, Op], pool: ConstantPool) -> tuple[E
     at = tuple(simplify(substitute(e, known), ranges) for e in op.exprs("at"))
     # Indices that are no constants alone are expressions of the gather's own, whose mode may let them leave.
     lies = (
-        str(e) in known or _within(place, extent, ranges)
+        str(e) in known or within(place, extent, ranges)
         for e, place, extent in zip(op.exprs("at"), at, op.operands[0].tensor.shape, strict=True)
     )
     return at if all(lies) else None
@@ -97,9 +97,3 @@ def _candidates(indices: np.ndarray) -> Iterator[tuple[int, int, int]]:
     a, b = extent // common, count // common
     if b <= MOST_DIVISOR:
         yield from ((a, first * b + c, b) for c in range(b))
-
-
-def _within(e: Expr, extent: int, ranges: Mapping[str, tuple[int, int]]) -> bool:
-    """Return whether an index is known to lie inside of a dimension."""
-    low, high = interval(e, ranges)
-    return low >= 0 and high < extent

@@ -7,7 +7,7 @@ from math import inf
 
 from tilewright.ir import Attr, Expr, Func, Level, Op, Pairs, Sym, TensorType
 from tilewright.ir.expr import substitute
-from tilewright.ir.simplify import coefficients, interval, simplify
+from tilewright.ir.simplify import coefficients, interval, simplify, within
 from tilewright.ir.tensor.ops import contraction, dims, fills, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
 
@@ -83,11 +83,10 @@ def _narrowed(op: Op, kept: Mapping[str, tuple[int, int]]) -> Op:
     attrs: dict[str, Attr] = {"reads": moved}
     shapes = [v.tensor for v in op.operands]
     inside = [_is_inside(at, t, ranges) for at, t in zip(moved, shapes, strict=True)]
-    filled = tuple(None if within else fill for fill, within in zip(fills(op), inside, strict=True))
+    filled = tuple(None if known else fill for fill, known in zip(fills(op), inside, strict=True))
     attrs["fill"] = filled if any(fill is not None for fill in filled) else ()
     return new.with_attrs(**attrs)
 
 
 def _is_inside(at: Sequence[Expr], t: TensorType, ranges: Mapping[str, tuple[int, int]]) -> bool:
-    bounds = (interval(e, ranges) for e in at)
-    return all(low >= 0 and high < n for (low, high), n in zip(bounds, t.shape, strict=True))
+    return all(within(e, n, ranges) for e, n in zip(at, t.shape, strict=True))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tilewright.ir import BinOp, Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute, symbols
-from tilewright.ir.simplify import Linear, Ranges, coefficients, interval, linear, simplify
+from tilewright.ir.simplify import Linear, Ranges, coefficients, linear, simplify, within
 from tilewright.ir.tensor.join_ops import placed
 from tilewright.ir.tensor.ops import STRUCTURED, dims, ranges_of, reads
 from tilewright.passes import PassContext, register_pass
@@ -161,5 +161,4 @@ def _quotient(e: Expr, size: int, ranges: Ranges) -> tuple[Expr, Expr] | None:
     form = linear(e, ranges)
     whole = Linear.of({t: c // size for t, c in form.terms if c % size == 0}, form.constant // size).expr()
     rest = Linear.of({t: c for t, c in form.terms if c % size}, form.constant % size).expr()
-    low, high = interval(rest, ranges)
-    return (whole, rest) if low >= 0 and high < size else None
+    return (whole, rest) if within(rest, size, ranges) else None

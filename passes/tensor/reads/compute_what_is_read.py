@@ -8,7 +8,7 @@ from math import gcd, prod
 
 from tilewright.ir import Expr, Func, Level, Op, Pairs, Sym, TensorType, Value
 from tilewright.ir.expr import substitute
-from tilewright.ir.simplify import Ranges, interval, linear, simplify
+from tilewright.ir.simplify import Ranges, interval, linear, simplify, within
 from tilewright.ir.tensor.ops import STRUCTURED, dims, reads
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.rewriting.values import with_indices, with_values
@@ -91,7 +91,7 @@ def _read(op: Op, operand: int, box: Box) -> Box:
         low, high = interval(e, ranges)
         if low > high or high < 0 or low >= n:
             return _whole(op.operands[operand])
-        step = _step(e, along, ranges) if low >= 0 and high < n else 1
+        step = _step(e, along, ranges) if within(e, n, ranges) else 1
         low, high = int(max(low, 0)), int(min(high, n - 1))
         read.append((low, high, step if high > low else 0))
     return tuple(read)
