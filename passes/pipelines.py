@@ -97,6 +97,7 @@ split-dims,
 merge-dims,
 pass-parts,
 share-kernels,
+write-state-apart,
 order-kernels,
 join-maps,
 mark-weights,
@@ -185,7 +186,13 @@ _KERNELS = _CLEAN + TENSOR.only(
     "fuse-kernels", "store-factors", "split-dims", "merge-dims", "choose-parameters"
 )
 _STORED = _CLEAN + TENSOR.only(
-    "join-concats", "inline-maps", "move-rows-first", "read-moved-rows", "fuse-kernels", "order-kernels"
+    "join-concats",
+    "inline-maps",
+    "move-rows-first",
+    "read-moved-rows",
+    "fuse-kernels",
+    "write-state-apart",
+    "order-kernels",
 )
 _PRODUCT = TENSOR.only("split-reductions") + _KERNELS.without("store-factors")
 

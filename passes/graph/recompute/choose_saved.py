@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
 
 from tilewright.costmodel import Hardware, load_hardware
-from tilewright.ir import Func, InputError, Level, Module, Op, Value
+from tilewright.ir import Func, InputError, Level, Module, Op, Value, show
 from tilewright.ir.facts import Elements
 from tilewright.ir.opdef import facts_of
 from tilewright.passes import PassContext, register_pass
@@ -91,7 +92,10 @@ def choose_saved(
         raise InputError(f"expected memory_budget in bytes, got {budget!r}", where=f"@{main.name}")
     if mode == "none" and not budget:
         return module
-    choices = _Choices(main, ctx.hardware or load_hardware(ctx.target), ctx, factors)
+    hardware = ctx.hardware or load_hardware(ctx.target)
+    whole = _without_budget(main)
+    choices = _choices_of(_Asked(show(Module("m", (whole,))), hardware, factors, whole, ctx))
+    choices.apart = frozenset()  # what an earlier budget found out about the stored values of its choices
     if mode == "none":
         choice = choices.everything
         if choice.view.peak_bytes > budget:
@@ -102,7 +106,31 @@ def choose_saved(
         choice = choices.within(budget, choices.for_budget(budget))
     else:
         choice = choices.balanced()
-    return module.with_funcs(tuple(choice.func if f is main else f for f in module.funcs))
+    func = choice.func
+    if (asked := main.get(MEMORY_BUDGET)) is not None:
+        func = func.with_attrs(**{MEMORY_BUDGET: asked})
+    return module.with_funcs(tuple(func if f is main else f for f in module.funcs))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A function whose choices are asked for; equal text has equal choices."""
+
+    text: str
+    hardware: Hardware
+    factors: str
+    func: Func = field(compare=False)
+    ctx: PassContext = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def _choices_of(asked: _Asked) -> _Choices:
+    """The choices of the latest function: to keep to a budget, a plan asks for several of them in a row."""
+    return _Choices(asked.func, asked.hardware, asked.ctx, asked.factors)
+
+
+def _without_budget(func: Func) -> Func:
+    return replace(func, attrs=tuple((name, value) for name, value in func.attrs if name != MEMORY_BUDGET))
 
 
 @dataclass(frozen=True, eq=False)
