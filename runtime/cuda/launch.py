@@ -156,7 +156,8 @@ def _check_cluster(context: Context, prepared: PreparedLaunch) -> None:
 
 
 def _opt_in_to_shared_memory(context: Context, launches: Sequence[PreparedLaunch]) -> None:
-    key = context.api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    attributes = context.api.CUfunction_attribute
+    key = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     largest: dict[str, PreparedLaunch] = {}
     for prepared in launches:
         name = prepared.launch.kernel
@@ -165,7 +166,14 @@ def _opt_in_to_shared_memory(context: Context, launches: Sequence[PreparedLaunch
             largest[name] = prepared
     for prepared in largest.values():
         nbytes = prepared.launch.shared_bytes
-        if nbytes > SHARED_BYTES_WITHOUT_OPT_IN:
+        if not nbytes:
+            continue
+        # What the text declares counts as well: a kernel may ask for little beside much of that.
+        declared = context.call(
+            "cuFuncGetAttribute", attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, prepared.function,
+            doing=prepared.doing,
+        )  # fmt: skip
+        if declared + nbytes > SHARED_BYTES_WITHOUT_OPT_IN:
             context.call(
                 "cuFuncSetAttribute", prepared.function, key, nbytes,
                 doing=f"{prepared.doing} asks for {nbytes} bytes of shared memory",
