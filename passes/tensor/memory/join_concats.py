@@ -149,10 +149,12 @@ class _Joiner:
         for join in reversed(self.joins.values()):
             contents = self.contents.get(join.result, ())
             n = len(contents)
+            if not 0 < n < len(values) or contents[0] is not values[0]:
+                continue
             along = [d for d, (a, b) in enumerate(zip(join.result.tensor.shape, op.result.tensor.shape,
                                                       strict=False)) if a != b]  # fmt: skip
             same_axis = join.result.tensor.rank == op.result.tensor.rank and along == [concat.axis]
-            if 0 < n < len(values) and same_axis and contents == tuple(values[:n]):
+            if same_axis and contents == tuple(values[:n]):
                 return [join.result, *values[n:]], [sum(sizes[:n]), *sizes[n:]]
         return values, sizes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -69,6 +70,7 @@ class _Placer:
         self.module, self.main = module, module.main
         self.kernels = {f.name: f for f in module.funcs if f is not module.main}
         self.producers = {r: op for op in self.main.body.ops for r in op.results}
+        self.called = Counter(callee_of(op) for op in self.main.body.ops if op.name == "tensor.call")
         self.returned = set(self.main.body.ops[-1].operands)
         self.uses: dict[Value, list[tuple[Op, int]]] = {}
         for op in self.main.body.ops:
@@ -112,7 +114,7 @@ class _Placer:
             return False
         if op.name == "tensor.join":
             return True
-        if op.name != "tensor.call" or self._calls(op) != 1:
+        if op.name != "tensor.call" or self.called[callee_of(op)] != 1:
             return False
         kernel = self._kernel(op)
         result = kernel.body.ops[-1].operands[op.results.index(v)]
@@ -131,12 +133,9 @@ class _Placer:
                 kernel = self._kernel(op)
                 p = kernel.params[i]
                 plain = all(o.name in STRUCTURED or o.name == "tensor.gather" for o in kernel.body.ops[:-1])
-                if self._calls(op) != 1 or not plain or place.type_of(v, p.tensor.shape) is None:
+                if self.called[callee_of(op)] != 1 or not plain or place.type_of(v, p.tensor.shape) is None:
                     return False
         return True
-
-    def _calls(self, op: Op) -> int:
-        return sum(o.get("callee") == op["callee"] for o in self.main.body.ops)
 
     def _kernel(self, op: Op) -> Func:
         return self.kernels[callee_of(op)]
