@@ -301,6 +301,11 @@ class Func:
         """A copy with attributes replaced or appended."""
         return replace(self, attrs=_changed(self.attrs, changes))
 
+    def without_attr(self, name: str) -> Func:
+        """Self when it does not carry the attribute, else a copy that does not."""
+        kept = tuple((key, value) for key, value in self.attrs if key != name)
+        return self if len(kept) == len(self.attrs) else replace(self, attrs=kept)
+
 
 #: the function of a training step that holds the network as inference runs it
 INFERENCE = "inference"
@@ -408,6 +413,11 @@ class Module:
     def with_attrs(self, **changes: Attr) -> Module:
         """A copy with attributes replaced or appended."""
         return replace(self, attrs=_changed(self.attrs, changes))
+
+    def without_attr(self, name: str) -> Module:
+        """Self when it does not carry the attribute, else a copy that does not."""
+        kept = tuple((key, value) for key, value in self.attrs if key != name)
+        return self if len(kept) == len(self.attrs) else replace(self, attrs=kept)
 
 
 def walk(block: Block) -> Iterator[Op]:

@@ -114,12 +114,10 @@ def with_room_for_two(plan: ExecutionPlan, hardware: object) -> ExecutionPlan:
 
 def _asking_for(kernel: KernelCode, more: int) -> KernelCode:
     """The kernel whose launches take so many bytes of shared memory more than its text needs."""
-    contract = kernel.contract
-    return (
-        kernel
-        if contract is None
-        else replace(kernel, contract=replace(contract, shared_bytes=contract.shared_bytes + more))
-    )
+    if kernel.contract is None:
+        return kernel
+    asked = kernel.contract.shared_bytes + more
+    return replace(kernel, contract=replace(kernel.contract, shared_bytes=asked))
 
 
 def footprint(plan: ExecutionPlan, launch: Launch) -> Footprint:

@@ -99,7 +99,7 @@ def rank_module(
     context = PassContext()
     step = training_step(module, precision, context)
     if step.get(AUTO[0]) == AUTO[1]:  # decided by now: a later precision says nothing of the scale
-        step = replace(step, attrs=tuple((k, a) for k, a in step.attrs if k != AUTO[0]))
+        step = step.without_attr(AUTO[0])
     with collections_paused():
         return run_pipeline(step, mode_pipeline(mode, devices, rank, options, precision, run), context)
 

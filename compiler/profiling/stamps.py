@@ -165,7 +165,7 @@ def stamped_plan(plan: ExecutionPlan, thread: Module, target: Target, *, phases:
         else code
         for name, code in build_codes(sources, target).items()
     }
-    # What only holds places writes no stamps, and is not launched.
+    # Blocks that only hold places write no stamps and are not launched.
     launches = [
         replace(x, grid=sources[x.kernel].grid) if x.kernel in sources else x for x in marked_plan.launches
     ]

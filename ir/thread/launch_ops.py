@@ -7,7 +7,6 @@ have finished (OpenCL, older GPUs, the interpreters), the first two do nothing, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import replace
 from math import prod
 
 from tilewright.ir.nodes import Func, Op, Value, walk
@@ -94,8 +93,7 @@ def holders_of(func: Func) -> tuple[int, int]:
 def without_release(func: Func) -> Func:
     """The kernel with the end of its last block as the release of what follows; nothing holds places then."""
     body = func.body.with_ops(tuple(op for op in func.body.ops if op.name != RELEASE))
-    kept = tuple((name, value) for name, value in func.attrs if name != HOLDERS)
-    return replace(func, attrs=kept, body=body)
+    return func.without_attr(HOLDERS).with_body(body)
 
 
 def holder_axis(grid: Sequence[int]) -> tuple[int, int]:
@@ -116,7 +114,7 @@ def launched_grid(func: Func, grid: tuple[int, int, int]) -> tuple[int, int, int
 
 
 def holder_faults(func: Func) -> Iterator[str]:
-    """What is wrong with the blocks of a kernel that hold places."""
+    """Yield what is wrong with the blocks of a kernel that hold places."""
     held, grid = func.get(HOLDERS), func.get("grid")
     if held is None:
         return

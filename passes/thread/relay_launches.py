@@ -92,9 +92,9 @@ def relay_launches(
         hardware = ctx.hardware or load_hardware(ctx.target)
         if isinstance(hardware, GpuHardware):
             relays = _Relays(module, hardware)
-            module, releasing, started = relays.chosen(always=when == "always")
+            module, releasing, started, holders = relays.chosen(always=when == "always")
             cycles = int(hardware.relay.hold_s * hardware.clock_hz)
-            held = {name: (blocks, cycles) for name, blocks in relays.holders.items()}
+            held = {name: (blocks, cycles) for name, blocks in holders.items()}
             if not relays.in_l2:
                 module = module.with_funcs(
                     tuple(_with_late_constants(f) if f.name in started else f for f in module.funcs)
@@ -127,13 +127,14 @@ class _Relays:
         self.module = module
         self.kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
         self.grids = {f.name: _grid(f) for f in module.funcs if f.name in self.kernels}
-        self.holders: dict[str, int] = {}
         pairs = enumerate(pairwise(_launched(module)))
         #: launches, by number, that the next one may overlap, with the kernels of both
         self.edges = [(i, u, v) for i, (u, v) in pairs if u in self.kernels and v in self.kernels]
 
-    def chosen(self, *, always: bool) -> tuple[Module, set[str], set[str]]:
-        """The module with twins, the kernels that release, and those of which a launch then starts early."""
+    def chosen(self, *, always: bool) -> tuple[Module, set[str], set[str], dict[str, int]]:
+        """The module with twins, the kernels that release, those of which a launch then starts early, and how
+        many blocks hold places for which kernel.
+        """
         gains: dict[str, float] = {}
         crowded: dict[str, list[int]] = {}
         for i, u, v in self.edges:
@@ -149,33 +150,33 @@ class _Relays:
         }
         alone = {i for name in releasing for i in crowded.get(name, ())}
         started = {v for i, u, v in self.edges if u in releasing and i not in alone}
-        self.holders = {name: n for name in releasing if (n := self._holders(name, alone))}
-        return _with_twins(self.module, alone), releasing, started
+        return _with_twins(self.module, alone), releasing, started, self._holders(releasing, alone)
 
-    def _holders(self, name: str, alone: Collection[int]) -> int:
-        """Blocks that hold places for a kernel while the next launch takes others.
+    def _holders(self, releasing: Collection[str], alone: Collection[int]) -> dict[str, int]:
+        """Blocks that hold places for kernels while the next launches take others, where there are some.
 
         A launch of fewer blocks than multiprocessors leaves some that are empty, where the next launch, whose
         blocks go where there is most room first, begins: once each multiprocessor has one block, those have
         the next ones as well as all others, so that two blocks of the launch share a multiprocessor. A kernel
         that takes less than holders stay has none.
         """
-        first = self.kernels[name].footprint
-        free = self.gpu.sm_count - first.blocks
-        crowding = any(
-            first.fits_beside(v := self.kernels[second].footprint, self.gpu) and v.blocks > free
-            for i, u, second in self.edges
-            if u == name and i not in alone
-        )
-        if (
-            not crowding
-            or free <= 0
-            or first.cluster > 1
-            or self.kernels[name].seconds < self.gpu.relay.hold_s
-        ):
-            return 0
-        _, slice_blocks = holder_axis(self.grids[name])
-        return free // slice_blocks * slice_blocks
+        crowding = {u for i, u, v in self.edges if u in releasing and i not in alone and self._crowds(u, v)}
+        holders: dict[str, int] = {}
+        for name in crowding:
+            _, slice_blocks = holder_axis(self.grids[name])
+            blocks = self._free(name) // slice_blocks * slice_blocks
+            if blocks > 0 and self.kernels[name].seconds >= self.gpu.relay.hold_s:
+                holders[name] = blocks
+        return holders
+
+    def _crowds(self, first: str, second: str) -> bool:
+        """Return whether blocks of the second launch go where the first one has none, and elsewhere too."""
+        u, v = self.kernels[first].footprint, self.kernels[second].footprint
+        return u.cluster == 1 and v.blocks > self._free(first) and u.fits_beside(v, self.gpu)
+
+    def _free(self, name: str) -> int:
+        """Multiprocessors on which a kernel of one block each has none."""
+        return self.gpu.sm_count - self.kernels[name].footprint.blocks
 
     def _gain_s(self, first: _Kernel, second: _Kernel) -> float:
         early = second.weights.total - second.weights.exposed

@@ -35,7 +35,7 @@ def fix_loss_scale(module: Module, ctx: PassContext) -> Module:
     if module.get(AUTO[0]) != AUTO[1] or not {SCALE, GOOD} <= set(state):
         return module
     changed = _Simplified(module, state).module()
-    return replace(changed, attrs=tuple((k, a) for k, a in changed.attrs if k != AUTO[0]))
+    return changed.without_attr(AUTO[0])
 
 
 class _Simplified:

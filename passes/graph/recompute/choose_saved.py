@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal
@@ -93,9 +93,12 @@ def choose_saved(
     if mode == "none" and not budget:
         return module
     hardware = ctx.hardware or load_hardware(ctx.target)
-    whole = _without_budget(main)
-    choices = _choices_of(_Asked(show(Module("m", (whole,))), hardware, factors, whole, ctx))
-    choices.apart = frozenset()  # what an earlier budget found out about the stored values of its choices
+    whole = main.without_attr(MEMORY_BUDGET)
+    if budget:
+        choices = _choices_of(_Asked(show(Module("m", (whole,))), hardware, factors, whole, ctx))
+        choices.apart = frozenset()  # what an earlier budget found out about the stored values of its choices
+    else:
+        choices = _Choices(whole, hardware, ctx, factors)
     if mode == "none":
         choice = choices.everything
         if choice.view.peak_bytes > budget:
@@ -125,12 +128,8 @@ class _Asked:
 
 @lru_cache(maxsize=1)
 def _choices_of(asked: _Asked) -> _Choices:
-    """The choices of the latest function: to keep to a budget, a plan asks for several of them in a row."""
+    """The choices of the latest function with a budget: a plan may ask for several budgets in a row."""
     return _Choices(asked.func, asked.hardware, asked.ctx, asked.factors)
-
-
-def _without_budget(func: Func) -> Func:
-    return replace(func, attrs=tuple((name, value) for name, value in func.attrs if name != MEMORY_BUDGET))
 
 
 @dataclass(frozen=True, eq=False)

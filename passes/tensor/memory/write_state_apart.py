@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Value
 from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.rewriting.dead_ops import live_ops
 from tilewright.passes.rewriting.names import numbered
+from tilewright.passes.rewriting.values import needed
 
 #: bytes that a kernel reads and writes, at most, for some of it to be computed twice
 SMALL_BYTES = 1 << 16
@@ -78,19 +79,9 @@ def _is_awaited(call: Op, new: Sequence[Value], main: Func) -> bool:
 def _is_late(call: Op, new: Sequence[Value], state: dict[Value, Value], main: Func) -> bool:
     """Return whether another kernel reads the old state that the call does not depend on anyway."""
     old = {state[r] for r in new}
-    before = set(_needed_by(call, main))
-    return any(
-        op is not call and op not in before and not old.isdisjoint(op.operands) for op in main.body.ops[:-1]
-    )
-
-
-def _needed_by(call: Op, main: Func) -> Iterator[Op]:
-    """The ops whose results the call reads, directly or not."""
-    wanted = set(call.operands)
-    for op in reversed(main.body.ops[: main.body.ops.index(call)]):
-        if not wanted.isdisjoint(op.results):
-            wanted.update(op.operands)
-            yield op
+    ops = main.body.ops[:-1]
+    before = set(needed(ops[: ops.index(call) + 1]))
+    return any(op not in before and not old.isdisjoint(op.operands) for op in ops)
 
 
 def _computing(call: Op, kernel: Func, results: Sequence[Value], name: str) -> tuple[Op, Func]:

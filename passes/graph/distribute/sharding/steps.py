@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from tilewright.costmodel.links import Link
@@ -181,8 +180,7 @@ def _of_rank(
         d.name: d.piece(constants[d.name], rank) for d in divisions if d.name in state and d.name in constants
     }
     kept = constants.only(frozenset(named | state)).updated(first)
-    decided = replace(module, attrs=tuple((k, a) for k, a in module.attrs if k != SUMMED_STATE))
-    return with_divisions(decided.with_constants(kept), divisions)
+    return with_divisions(module.without_attr(SUMMED_STATE).with_constants(kept), divisions)
 
 
 def kept_beside(module: Module) -> dict[str, str]:
