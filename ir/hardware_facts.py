@@ -14,6 +14,8 @@ ASYNC_COPY_BYTES = (16, 8, 4)
 #: bytes of a line of a GPU's caches, and of the sectors it is fetched by
 LINE_BYTES = 128
 SECTOR_BYTES = 32
+#: bytes that a multiprocessor receives from the L2 in a cycle at most
+PORT_BYTES_PER_CLK = 64
 #: banks of shared memory, each of which delivers four bytes at once
 BANKS = 32
 #: bytes of a line of a CPU's caches

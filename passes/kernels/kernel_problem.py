@@ -339,12 +339,11 @@ def row_problem(kernel: Func) -> RowReduceProblem:
             words.update(shared_work(op))
             work -= len(free_ops(op))
     work -= sum(n - n / neighbours for neighbours, n in words.items())
+    read = sum(reached(kernel, p, apart=True) for p in kernel.params)
     written = sum(v.tensor.nbytes for v in outputs)
     points = rows * length
     shared = tuple(sorted((neighbours, n * points) for neighbours, n in words.items()))
-    return RowReduceProblem(
-        rows, length, traffic(kernel) - written, written, int(max(0.0, work) * points), passes, shared
-    )
+    return RowReduceProblem(rows, length, read, written, int(max(0.0, work) * points), passes, shared)
 
 
 def line_problem(kernel: Func, op: Op) -> LineProblem:
@@ -377,29 +376,59 @@ def traffic(kernel: Func) -> int:
     return sum(reached(kernel, p) for p in kernel.params) + sum(v.tensor.nbytes for v in _outputs(kernel))
 
 
-def reached(kernel: Func, p: Value) -> int:
-    """Bytes of the most of `p` that one op reads; where data decides, perhaps a single element."""
+def reached(kernel: Func, p: Value, *, apart: bool = False) -> int:
+    """Bytes of the most of `p` that one op reads; where data decides, perhaps a single element.
+
+    apart: whether places that an op reads the parameter at, none of which have an element in common, such as
+    the parts of a sum, count all together; else those of them that most is read at.
+    """
     most = 0
     for op in kernel.body.ops[:-1]:
         if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
             whole = op.name == "tensor.scatter"
             most = max(most, p.tensor.nbytes if whole else itemsize(p.tensor.dtype))
-        read = [at for v, at in placed_reads(op) if v is p]
+        read = tuple(dict.fromkeys(at for v, at in placed_reads(op) if v is p))
         if read:
-            extents = tuple(domain(op).items())
-            most = max(most, *(_box_bytes(p.tensor, at, extents) for at in read))
+            boxes = _boxes_bytes(p.tensor, read, tuple(domain(op).items()))
+            most = max(most, sum(boxes) if apart else boxes[0])
     return most
 
 
 @lru_cache(maxsize=4096)
-def _box_bytes(tensor: TensorType, at: tuple[Expr, ...], extents: tuple[tuple[str, int], ...]) -> int:
-    """Bytes of what is read at such an index over all points of a domain."""
-    size, rank = itemsize(tensor.dtype), len(tensor.shape)
+def _boxes_bytes(
+    tensor: TensorType, read: tuple[tuple[Expr, ...], ...], extents: tuple[tuple[str, int], ...]
+) -> tuple[int, ...]:
+    """Bytes of what is read at such indices over all points of a domain, the most first, of places that have
+    no element in common with those before.
+    """
     ranges = {name: (0, n - 1) for name, n in extents}
+    boxes = [tuple(_span(e, n, ranges) for e, n in zip(at, tensor.shape, strict=True)) for at in read]
+    sizes = [_box_bytes(tensor, at, ranges) for at in read]
+    apart: list[int] = []
+    for i in sorted(range(len(read)), key=sizes.__getitem__, reverse=True):
+        if all(_disjoint(boxes[i], boxes[j]) for j in apart):
+            apart.append(i)
+    return tuple(sizes[i] for i in apart)
+
+
+def _span(e: Expr, extent: int, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """The first and the last index within an extent that an expression takes."""
+    low, high = interval(e, ranges)
+    return int(max(low, 0)), int(min(high, extent - 1))
+
+
+def _disjoint(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> bool:
+    """Return whether two boxes have no element in common."""
+    return any(a[1] < b[0] or b[1] < a[0] for a, b in zip(one, other, strict=True))
+
+
+def _box_bytes(tensor: TensorType, at: tuple[Expr, ...], ranges: Mapping[str, tuple[int, int]]) -> int:
+    """Bytes of what is read at such an index."""
+    size, rank = itemsize(tensor.dtype), len(tensor.shape)
     box = size
     for d, (e, extent) in enumerate(zip(at, tensor.shape, strict=True)):
-        low, high = interval(e, ranges)
-        span = max(0, int(min(high, extent - 1)) - int(max(low, 0)) + 1)
+        low, high = _span(e, extent, ranges)
+        span = max(0, high - low + 1)
         taken = -(-span // index_step(e, ranges))
         # Neighbours in memory come along with what is taken.
         box *= taken if d < rank - 1 else min(span, taken * max(1, SECTOR_BYTES // size))

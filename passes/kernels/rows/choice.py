@@ -11,7 +11,7 @@ from tilewright.costmodel.kernels.bound import global_bound
 from tilewright.costmodel.kernels.bound_terms import MEASURED_LOOP
 from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
-from tilewright.ir import Func, Op
+from tilewright.ir import Func, Op, Value
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import LINE_BYTES, VECTOR_BYTES, WARP
 from tilewright.ir.tensor.ops import domain
@@ -19,7 +19,7 @@ from tilewright.ir.types import itemsize
 from tilewright.passes.analysis.row_phases import RowPhases, rewritten_rows, row_phases, whole_rows
 from tilewright.passes.kernels.column_members import members_of
 from tilewright.passes.kernels.decision import decided
-from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, row_problem
+from tilewright.passes.kernels.kernel_problem import contract_roles, ops_named, reached, row_problem
 from tilewright.passes.kernels.rows.combiners import combiner
 from tilewright.passes.kernels.rows.space import RowAccess, choose_rows, keeps
 from tilewright.passes.kernels.rows.staged_space import choose_staged
@@ -107,7 +107,8 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
     read = [v for v in phases.uses if v in kernel.params]
     if not inner or not read:
         return None
-    size = itemsize(max(read, key=lambda v: v.tensor.nbytes).tensor.dtype)
+    largest = max(read, key=lambda v: v.tensor.nbytes)
+    size, parts = itemsize(largest.tensor.dtype), _parts(kernel, largest)
     walks = sum(1 for numbers in phases.walks if phases.phases[numbers[0]].columns)
     kind, _, number = inner.partition(".")
     if kind == "row":
@@ -116,13 +117,19 @@ def _access(kernel: Func, phases: RowPhases) -> RowAccess | None:
         if not wide or int(number) != wide[-1]:
             return None
         side = extents[wide[-1]]
-        return RowAccess(side, size, across=True, walks=walks, asked_bytes=_asked_bytes(kernel, phases))
+        asked = _asked_bytes(kernel, phases)
+        return RowAccess(side, size, across=True, walks=walks, asked_bytes=asked, parts=parts)
     kept = phases.kept(kernel)
     if walks > 1 and not kept:
         return None
     words = phases.kept_words(kernel) if walks > 1 else 0.0
     shared = gcd(anchor.extents()[-1], run)
-    return RowAccess(shared, size, kept_words=words, walks=walks, piece=phases.piece(kernel))
+    return RowAccess(shared, size, kept_words=words, walks=walks, piece=phases.piece(kernel), parts=parts)
+
+
+def _parts(kernel: Func, v: Value) -> float:
+    """How many times what is read at one place of a parameter its places take that lie apart."""
+    return reached(kernel, v, apart=True) / max(1, reached(kernel, v))
 
 
 def _asked_bytes(kernel: Func, phases: RowPhases) -> int:

@@ -12,7 +12,7 @@ from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.parameters import RowReduceParameters
 from tilewright.costmodel.kernels.problem import RowReduceProblem
 from tilewright.costmodel.kernels.streams import rounds_clk
-from tilewright.ir.hardware_facts import SECTOR_BYTES, VECTOR_BYTES, WARP
+from tilewright.ir.hardware_facts import PORT_BYTES_PER_CLK, SECTOR_BYTES, VECTOR_BYTES, WARP
 from tilewright.passes.kernels.rows.partial_sums import LONGEST_CHAIN
 
 POWERS = tuple(1 << e for e in range(11))
@@ -41,7 +41,8 @@ class RowAccess:
     several walks need, 0 where nothing is kept. walks: how often a row is walked along. asked_bytes: what
     the threads of all rows ask caches for, across rows: more than compulsory where rows share elements.
     piece: elements of a row that lie one after the other, behind which those of other rows lie; 0 where all
-    of a row does, and across rows.
+    of a row does, and across rows. parts: arrays of the size of the largest one that the kernel reads as one
+    parameter, such as the parts of a sum, which a thread asks for together.
     """
 
     inner: int
@@ -51,6 +52,7 @@ class RowAccess:
     walks: int = 1
     asked_bytes: int = 0
     piece: int = 0
+    parts: float = 1.0
 
 
 @lru_cache(maxsize=4096)
@@ -131,7 +133,7 @@ def _seconds(
     issue = hardware.schedulers_per_sm * hardware.estimate_issue_efficiency
     issue_clk = per_sm * threads / WARP * instructions / issue
     active = min(1.0, problem.row_length / (p.threads_per_row * steps * (1 if access.across else vec)))
-    flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * active
+    flying = min(per_sm, resident) * threads * together * vec * access.element_bytes * access.parts * active
     rate = (
         hardware.dram_bytes_per_s
         * hardware.estimate_dram_efficiency
@@ -145,6 +147,9 @@ def _seconds(
         again_s = problem.bytes_read / (hardware.l2_bytes_per_s if cached else rate)
     l2_rate = hardware.sm_count * hardware.estimate_l2_bytes_per_sm_per_clk * hardware.clock_hz
     moved_s = max(problem.compulsory_bytes / rate + (walks - 1) * again_s, access.asked_bytes / l2_rate)
+    # What few blocks read passes few ports, which takes longer than it would by all of them.
+    port_s = problem.bytes_read / (PORT_BYTES_PER_CLK * hardware.clock_hz)
+    moved_s += port_s * (1.0 / min(blocks, hardware.sm_count) - 1.0 / hardware.sm_count)
     waiting_clk = rounds_clk(-(-per_sm // resident), chain_clk, hardware)
     busy_s = max(issue_clk, waiting_clk) / hardware.clock_hz
     return (
