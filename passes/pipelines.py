@@ -104,6 +104,7 @@ mark-weights,
 choose-parameters,
 pack-weights,
 dce,
+preload-weights,
 prefetch-weights
 """)
 

@@ -9,10 +9,10 @@ from tilewright.calibration.timing import time_trials
 from tilewright.calibration.trials import CpuSizes, GpuSizes, cpu_sizes, cpu_trials, gpu_sizes, gpu_trials
 from tilewright.costmodel import GpuHardware
 from tilewright.costmodel.hardware.calibration import Calibration
+from tilewright.costmodel.kernels.relays import starts_early
 from tilewright.devices.opening import open_device
 from tilewright.devices.targets import Target, shipped_record
 from tilewright.ir import InputError, WorkError
-from tilewright.passes.thread.overlap_launches import starts_early
 
 KINDS = ("cuda", "opencl")
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from tilewright.codegen import KernelSource, emit_cuda, emit_opencl
 from tilewright.codegen.builders.compile_many import compile_many
 from tilewright.costmodel.hardware.description import GpuHardware
+from tilewright.costmodel.kernels.relays import starts_early
 from tilewright.devices.targets import Target
 from tilewright.ir import Level, Module, WorkError
 from tilewright.ir.types import itemsize
-from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.runtime.plan.execution_plan import KernelCode, KernelContract, KernelResources, Language
 from tilewright.runtime.plan.tensor_map import LaunchMap
 

@@ -73,11 +73,13 @@ def unfit_relays(plan: ExecutionPlan, hardware: object, *, timed: bool = False) 
 
 
 def with_room_for_two(plan: ExecutionPlan, hardware: object) -> ExecutionPlan:
-    """The plan in which launches that relay have room for two blocks on a multiprocessor, not for three.
+    """The plan in which launches behind those of many blocks have room for two on a multiprocessor.
 
-    Where each multiprocessor has one block of a launch and room for one more, the blocks of the next launch
-    are spread evenly; with more room some go to the same one. So kernels of at most one block per
-    multiprocessor ask for a third of its shared memory, if their launches still fit side by side.
+    Blocks go to the multiprocessor that has places for most of them. Of a launch of several blocks per
+    multiprocessor some have one more than others, so that two blocks of the next launch may find more places
+    on one of the others than there are beside the first ones. Kernels of at most one block per multiprocessor
+    that follow such a launch ask for a third of its shared memory, if their launches still fit side by side:
+    there are as many places everywhere then.
     """
     several = len({launch.stream for launch in plan.launches}) > 1
     if several or not isinstance(hardware, GpuHardware) or not wants_one_carve_out(plan):
@@ -87,7 +89,9 @@ def with_room_for_two(plan: ExecutionPlan, hardware: object) -> ExecutionPlan:
     least = -(-(hardware.smem_per_sm_bytes // 3 + 1) // SHARED_UNIT) * SHARED_UNIT
     least -= hardware.smem_reserved_per_block_bytes
     places = {x.kernel: footprint(plan, x) for pair in pairs for x in pair}
-    small = {n for n, f in places.items() if f.blocks_per_sm(hardware) == 1 and f.shared_bytes < least}
+    behind_many = {v.kernel for u, v in pairs if places[u.kernel].blocks > hardware.sm_count}
+    small = {n for n in behind_many if places[n].blocks_per_sm(hardware) == 1}
+    small = {n for n in small if places[n].shared_bytes < least}
 
     def beside(u: str, v: str) -> bool:
         first, second = (replace(places[n], shared_bytes=least) if n in small else places[n] for n in (u, v))

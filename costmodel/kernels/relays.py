@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.costmodel.hardware.description import GpuHardware
 from tilewright.ir.hardware_facts import REGISTER_UNIT, WARP
 
+#: the first architecture with programmatic dependent launch
+FIRST_ARCH = 90
 #: registers are given to a warp in multiples of this many (CUDA occupancy calculator, from sm_30 on)
 _REGISTERS_OF_WARP_UNIT = 256
 #: blocks of a cluster from which on not every multiprocessor can have one
 _WIDE_CLUSTER = 3
+
+
+def starts_early(target: str) -> bool:
+    """True when kernels of the target (`cuda:sm_90a`) may start before those they depend on have ended."""
+    arch = re.search(r":sm_(\d+)", target)
+    return arch is not None and int(arch[1]) >= FIRST_ARCH
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ class ContractionEngine:
     weight_order: Callable[[Func, Op], WeightOrder]
     #: whether a kernel can bring large weights of its contraction to the L2 cache before it waits for others
     prefetches_weights: bool
+    #: a kernel to those that have all that a block needs of its weights in shared memory first, and take less
+    #: time by the model where that is there in time; the most demanding first; None where there are none
+    preloaded: Callable[[Func, Hardware], list[Func]] | None
     #: a kernel, its contraction, the device, and bytes of its operands that every run brings from DRAM, to
     #: points; None where the engine cannot compute it. Raises InputError where no point fits the device.
     points: Callable[[Func, Op, Hardware, float], SearchedEngine | None]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tilewright.costmodel.kernels.relays import starts_early
 from tilewright.ir.expr import Expr, Sym, substitute
 from tilewright.ir.nodes import Block, Func, Level, Op, Value, walk
 from tilewright.ir.types import itemsize
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.rewriting.kept_values import alloc_kept, keep, kept_at, kept_buffer, read_kept
-from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.passes.thread.scopes import extent_of, loop_variable, map_indices
 
 #: registers (4 bytes) one loop nest may hold back; more would cost occupancy or spill

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from tilewright.costmodel.kernels.relays import starts_early
 from tilewright.ir.nodes import Func, Level, Module, Op, Value, walk
 from tilewright.ir.thread.launch_ops import (
     CONSTANT_PARAMS,
@@ -18,9 +18,6 @@ from tilewright.ir.types import TensorType
 from tilewright.passes.analysis.constant_params import constant_positions, settled_positions
 from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
-
-#: the first architecture with programmatic dependent launch
-FIRST_ARCH = 90
 
 
 @register_pass(Level.THREAD)
@@ -52,12 +49,6 @@ def overlap_launches(module: Module, ctx: PassContext) -> Module:
             known = tuple(sorted({*known, *settled.get(f.name, ())}))
         funcs.append(_overlapping(f, known) if f.level is Level.THREAD else f)
     return module.with_funcs(tuple(funcs))
-
-
-def starts_early(target: str) -> bool:
-    """True when kernels of the target (`cuda:sm_90a`) may start before those they depend on have ended."""
-    arch = re.search(r":sm_(\d+)", target)
-    return arch is not None and int(arch[1]) >= FIRST_ARCH
 
 
 def _overlapping(func: Func, constants: tuple[int, ...]) -> Func:

@@ -9,7 +9,7 @@ from math import prod
 from typing import Literal
 
 from tilewright.costmodel import GpuHardware, load_hardware
-from tilewright.costmodel.kernels.relays import Footprint, may_relay, relay_gain_s
+from tilewright.costmodel.kernels.relays import Footprint, may_relay, relay_gain_s, starts_early
 from tilewright.ir.expr import Expr, Sym
 from tilewright.ir.hardware_facts import LINE_BYTES
 from tilewright.ir.nodes import Block, Func, Level, Module, Op, Ref, walk
@@ -40,7 +40,6 @@ from tilewright.passes.framework.context import PassContext
 from tilewright.passes.framework.definition import register_pass
 from tilewright.passes.kernels.decision import decision_of
 from tilewright.passes.rewriting.names import numbered
-from tilewright.passes.thread.overlap_launches import starts_early
 from tilewright.passes.thread.scopes import launch_ranges
 
 When = Literal["auto", "always", "never"]

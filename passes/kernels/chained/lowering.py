@@ -328,7 +328,8 @@ class _Chained:
         with w.loop("chunk", chunks) as chunk:
             item = self._item(rows, column, chunk)
             w.b.do("thread.receive", self.ring, item=item)
-            start_multiplying(w, self.plans[0], self.factors, self.sums, w.simple(item % plan.stages))
+            slot = w.simple(item % plan.stages)
+            start_multiplying(w, self.plans[0], self.factors, self.sums, (slot, slot))
             if chunks > 1:
                 w.b.do("thread.warpgroup_wait", self.sums, pending=1)
                 with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):

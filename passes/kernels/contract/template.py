@@ -41,6 +41,7 @@ CONTRACT = register_template(
         contraction=ContractionEngine(
             weight_order=columns_last,
             prefetches_weights=True,
+            preloaded=None,
             points=lanes_engine,
             candidates=contract_candidates,
         ),

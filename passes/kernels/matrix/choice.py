@@ -16,23 +16,31 @@ from tilewright.costmodel.kernels.choose import ParameterChoice
 from tilewright.costmodel.kernels.estimator import least_contract_estimate_s
 from tilewright.costmodel.kernels.windows import FloatArray, IntArray
 from tilewright.ir import Func, InputError, Op
-from tilewright.passes.kernels.decision import decided
+from tilewright.passes.kernels.decision import chosen_for, decided, with_decision
 from tilewright.passes.kernels.engine_points import EnginePoints, SearchedEngine
 from tilewright.passes.kernels.kernel_problem import contract_problem, ops_named
 from tilewright.passes.kernels.matrix.bound import least_matrix_s, matrix_bound, tensor_fma
 from tilewright.passes.kernels.matrix.estimator import estimate_matrix
-from tilewright.passes.kernels.matrix.parameters import MatrixParameters, Warps
+from tilewright.passes.kernels.matrix.parameters import (
+    LONGEST_RING,
+    MatrixParameters,
+    Warps,
+    chunks_of_part,
+    matrix_parameters,
+)
 from tilewright.passes.kernels.matrix.problem import matrix_problem, parameters_for
 from tilewright.passes.kernels.matrix.space import (
     MatrixProblem,
     MatrixSpace,
     in_whole_waves,
     matrix_space,
+    matrix_space_of,
     rounds_first,
     splits_on_the_way,
     takes_roles,
     turns_second,
 )
+from tilewright.passes.kernels.matrix.stage import chunk_count
 from tilewright.passes.kernels.matrix.view import MatrixView, matrix_view
 from tilewright.passes.kernels.writing.column_sums import column_sums
 
@@ -277,3 +285,30 @@ def least_cores_s(kernel: Func, hardware: Hardware) -> float | None:
     contracts = ops_named(kernel, "tensor.contract")
     cores = on_tensor_cores_of(kernel, contracts[-1], hardware) if contracts else None
     return None if cores is None else least_matrix_s(cores[1], cores[2], MEASURED_LOOP)
+
+
+def preloaded(kernel: Func, hardware: Hardware) -> list[Func]:
+    """The kernels with the same tile that have all of the second factor first, by the length of their rings.
+
+    The ring is of the first factor then, and no shorter than it was; the longest comes first. None where
+    roles copy, whose rings are as long as fits, where threads cannot copy the second factor as it is
+    multiplied, where the ring holds all of it anyway, or where time is lost by the model.
+    """
+    contracts = ops_named(kernel, "tensor.contract")
+    view = matrix_view(kernel, contracts[0]) if len(contracts) == 1 else None
+    if view is None or not isinstance(hardware, GpuHardware):
+        return []
+    plan, view = matrix_parameters(kernel, view)
+    chunks, _ = chunks_of_part(chunk_count(view, plan), plan.parts)
+    if plan.preloaded or not plan.may_preload(view) or chunks <= plan.stages:
+        return []
+    stages = range(min(LONGEST_RING, chunks), plan.stages - 1, -1)
+    points = [replace(plan, preloaded=True, stages=n) for n in stages]
+    own_s, *seconds = estimate_matrix(matrix_problem(kernel, view), matrix_space_of(plan, *points), hardware)
+    cost = chosen_for(kernel).cost
+    found = []
+    for point, s in zip(points, seconds, strict=True):
+        if s <= own_s:
+            new = cost and replace(cost, estimate_s=cost.estimate_s * float(s / own_s))
+            found.append(with_decision(kernel, parameters=point, cost=new))
+    return found

@@ -367,15 +367,16 @@ def _shared_clk(
     tensor = space.m * space.n * space.k / rate
     rows = shared_rows(problem, space)
     port = rows * space.k * (size / hardware.smem_bytes_per_sm_per_clk)
-    fetched = (space.m * problem.fetched + space.n) * space.k * size
-    for extent, stride in ((space.m, problem.first_stride), (space.n, problem.second_stride)):
+    second = _second_columns(space)
+    fetched = (space.m * problem.fetched + second) * space.k * size
+    for extent, stride in ((space.m, problem.first_stride), (second, problem.second_stride)):
         if stride:
             fetched = fetched + extent * space.k * max(0, min(stride, SECTOR_BYTES) - size)
     multiplies = (space.m // MMA_M) * (space.n // MMA_N) * (space.k // problem.depth) * problem.products
     loads = np.where(space.groups > 0, 0.0, rows * space.k * size / LDMATRIX_BYTES)
     multiplies = np.where(space.groups > 0, 0, multiplies)
     copies = space.warps * _copied_by_threads(problem, space, hardware)
-    for extent, copy in ((space.m, problem.first_copy), (space.n, problem.second_copy)):
+    for extent, copy in ((space.m, problem.first_copy), (second, problem.second_copy)):
         if copy:
             copies = copies + extent * space.k * (fit.copy_instructions / (copy * WARP))
     issued = multiplies + loads + copies + fit.chunk_instructions * space.warps
@@ -398,6 +399,11 @@ def _split_instructions(problem: MatrixProblem, space: MatrixSpace, hardware: Gp
     return np.asarray(hardware.matrix.split_instructions * elements + sums)
 
 
+def _second_columns(space: MatrixSpace) -> IntArray:
+    """Columns of the second factor that every chunk asks for: none where all chunks are there before."""
+    return np.where(space.preloaded > 0, 0, space.n)
+
+
 def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     """Lines of memory that the asynchronous copies of a chunk touch: rows share them where they are whole.
 
@@ -405,11 +411,12 @@ def _lines(problem: MatrixProblem, space: MatrixSpace) -> FloatArray:
     line for every element, or for as many as their stride leaves in one.
     """
     lines = np.zeros(len(space))
-    for extent, stride in ((space.m, problem.first_stride), (space.n, problem.second_stride)):
+    second = _second_columns(space)
+    for extent, stride in ((space.m, problem.first_stride), (second, problem.second_stride)):
         lines = lines + extent * space.k * min(1.0, stride / LINE_BYTES)
     for extent, everything, copy, by_channel, whole in (
         (space.m, problem.m, problem.first_copy, problem.first_rows, problem.taps == 1),
-        (space.n, problem.n, problem.second_copy, problem.second_rows, True),
+        (second, problem.n, problem.second_copy, problem.second_rows, True),
     ):
         if not copy:
             continue
@@ -441,7 +448,9 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     if problem.promotes:  # a warpgroup adds the sums of a chunk before it multiplies the next one
         waits = waits + space.m * space.n / (WARP * hardware.schedulers_per_sm)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
-    flight = fit.fetch_clk / ahead_of(problem, space)
+    # What is on the way at a time decides how long a chunk of it takes.
+    asked = (space.m + _second_columns(space)) / (space.m + space.n)
+    flight = fit.fetch_clk * asked / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space, hardware)
     through = np.where(instructions > 0, fit.fetch_clk, 0.0)
     alone = np.maximum(np.maximum(chain, flight), through)

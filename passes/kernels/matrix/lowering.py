@@ -24,7 +24,7 @@ from tilewright.passes.kernels.matrix.parameters import (
     chunks_of_part,
     matrix_parameters,
 )
-from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.ring import Ring, Slots
 from tilewright.passes.kernels.matrix.roles import lower_by_roles, raster_place
 from tilewright.passes.kernels.matrix.split import (
     any_not_finite,
@@ -83,6 +83,8 @@ class _Matrix:
         self.chunks, last = chunks_of_part(self.all_chunks, plan.parts)
         self.uneven = last != self.chunks
         self.slots = min(plan.stages, self.chunks)
+        #: of either factor
+        self.rings = (self.slots, self.chunks if plan.preloaded else self.slots)
         self.by_groups = plan.engine == WARPGROUPS
         self.sums = sums_of(view.dtype)
         #: sums of columns that the kernel takes besides, and the tiles of what is summed
@@ -107,7 +109,7 @@ class _Matrix:
             self.warp_n = w.simple(warp // (plan.warps.k * plan.warps.m) * plan.warp_n)
             self.warp_k = w.simple(rows // plan.warps.m * (plan.block.k // plan.warps.k))
             factors = [
-                Staged(w, self.view, plan, i, origin, batch, self.slots)
+                Staged(w, self.view, plan, i, origin, batch, self.rings[i])
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
             factors[1].share_lines(*shared_lines(block_m, self.blocks_m))
@@ -185,25 +187,25 @@ class _Matrix:
         across = steps % 2 == 0
         if across:
             ring.arrive()
-            self._load(factors, fragments, 0, 0)
+            self._load(factors, fragments, (0, 0), 0)
         with w.loop("chunk", self.chunks) as chunk:
-            slot = ring.slot(chunk)
+            slots = ring.slots_of(chunk)
             if not across:
                 ring.arrive()
-                self._load(factors, fragments, slot, 0)
+                self._load(factors, fragments, slots, 0)
             waiting = ring.refill(chunk)
             for step in range(steps):
                 if step + 1 < steps:
-                    self._load(factors, fragments, slot, step + 1)
+                    self._load(factors, fragments, slots, step + 1)
                 else:
                     for factor, ahead, later in waiting:
                         factor.store(ahead, later)
                     if across and self.chunks > 1:
                         ring.arrive()
-                        self._load(factors, fragments, ring.slot(chunk + 1), 0)
+                        self._load(factors, fragments, ring.slots_of(chunk + 1), 0)
                 self._multiply(fragments, acc, step)
 
-    def _load(self, factors: list[Staged], fragments: list[Value], slot: Expr, step: Expr) -> None:
+    def _load(self, factors: list[Staged], fragments: list[Value], slots: Slots, step: Expr) -> None:
         """Fragments of both factors for one step along k."""
         w = self.w
         for f, frag, origin in zip(factors, fragments, (self.warp_m, self.warp_n), strict=True):
@@ -216,7 +218,7 @@ class _Matrix:
                 outer = origin + i * (width * count)
                 w.b.do(
                     "thread.load_fragment", frag, f.tiles,
-                    at=tuple(w.simple(e) for e in f.place(slot, outer, k)),
+                    at=tuple(w.simple(e) for e in f.place(slots[f.operand], outer, k)),
                     role="ab"[f.operand],
                     transposed=f.by_channel == bool(f.operand),
                     item=(self._buffer(frag, step), w.simple(i * count)),

@@ -19,6 +19,8 @@ WARPGROUPS = "wgmma"
 #: elements along the channel after which warpgroups promote sums of split factors at the latest
 GROUP_CHUNK = 32
 MAX_STAGES = 6
+#: the same of the first factor where all of the second one is loaded before
+LONGEST_RING = 8
 #: boxes brought by the copy engine (sm_90)
 ENGINE: Literal["engine"] = "engine"
 #: what is summed is laid down out of fragments, and never stored
@@ -78,7 +80,8 @@ class MatrixParameters(AttrRecord):
     first factor, and its columns are the rows. turners: warps of a role that changes factors on their
     way: it turns the second one, of 32 bits in columns of the channel, to rows, or splits both. left_over:
     whether the blocks of a cluster, which stay, take whole tiles in every full turn, and share in parts only
-    a tile of those that are left over after it.
+    a tile of those that are left over after it. preloaded: whether a block asks for all its chunks of the
+    second factor at once, before those of the first one, of which alone the ring is then.
     """
 
     block: MatrixTile
@@ -99,6 +102,7 @@ class MatrixParameters(AttrRecord):
     exchanged: bool = False
     turners: int = field(default=0, metadata={"least": 0})
     left_over: bool = False
+    preloaded: bool = False
 
     @property
     def team_warps(self) -> int:
@@ -125,6 +129,11 @@ class MatrixParameters(AttrRecord):
         """Columns of one warp."""
         return self.block.n // self.warps.n
 
+    def may_preload(self, view: MatrixView) -> bool:
+        """Return whether threads copy the second factor as it is multiplied: none rounds it where it lies."""
+        rounds = self.engine == WARPGROUPS and view.rounds and not self.rounded
+        return not self.copiers and view.copy_elements(1) > 0 and not rounds
+
     def check(self, view: MatrixView) -> None:
         """Raise InputError where tiles, warps, stages or engine are impossible."""
         depth = view.depth
@@ -139,8 +148,9 @@ class MatrixParameters(AttrRecord):
         check_threads(self.threads)
         self._check_parts(view)
         self._check_members(view)
-        if self.stages > MAX_STAGES:
-            raise InputError(f"expected at most {MAX_STAGES} stages, got {self.stages}")
+        most = LONGEST_RING if self.preloaded else MAX_STAGES
+        if self.stages > most:
+            raise InputError(f"expected at most {most} stages, got {self.stages}")
         if self.channel != view.channel:
             raise InputError(f"expected channel {view.channel}, got {self.channel}")
         if self.engine == WARPGROUPS:
@@ -148,6 +158,11 @@ class MatrixParameters(AttrRecord):
         if view.stored and (not self.copiers or self.stores != THREADS):
             raise InputError(
                 "expected a role that copies, and threads that store, for factors that are stored in pieces"
+            )
+        if self.preloaded and not self.may_preload(view):
+            raise InputError(
+                "expected a second factor that threads copy as it is multiplied, and no role that copies, "
+                "where it is loaded first"
             )
         if self.copiers:
             self._check_roles(view)

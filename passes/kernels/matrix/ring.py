@@ -1,4 +1,4 @@
-"""The ring of chunks of both factors in shared memory: what is on its way while one of them is multiplied."""
+"""The rings of chunks of both factors in shared memory: what is on its way while one is multiplied."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from tilewright.passes.kernels.writing.writer import Writer
 
 #: what the threads compute themselves of a later chunk: whose it is, its registers, the slot it goes to
 Waiting = list[tuple[Staged, Value, Expr]]
+#: where a chunk of the first factor lies, and where one of the second does
+Slots = tuple[Expr, Expr]
 
 
 class Ring:
-    """`slots` tiles of each factor for `chunks` chunks; `unread` are not filled while one is multiplied.
+    """Tiles of each factor for `chunks` chunks; `unread` are not filled while one is multiplied.
 
-    ahead: chunks that are fetched before the first one is multiplied, and that many before each later one.
+    The first factor has `slots` of them. The second one has as many, or one for each chunk: all of it is
+    fetched then before the first factor. ahead: chunks that are fetched before the first one is multiplied,
+    and that many before each later one.
     """
 
     def __init__(
@@ -28,27 +32,32 @@ class Ring:
     def start(self) -> None:
         """Fetch the first chunks, the second factor first: it may not depend on other kernels."""
         a, b = self.factors
-        for i in range(self.ahead):
-            b.fetch(i, i)
-        b.prefetch_early(self.ahead, self.chunks - self.ahead)
+        if b.slots == self.chunks > self.ahead:
+            with self.w.loop("chunk", self.chunks) as chunk:
+                b.fetch(chunk, chunk)
+        else:
+            for i in range(self.ahead):
+                b.fetch(i, i)
+            b.prefetch_early(self.ahead, self.chunks - self.ahead)
         for i in range(self.ahead):
             a.fetch(i, i)
             self.w.b.do("thread.async_commit")
 
-    def slot(self, chunk: Expr) -> Expr:
-        """The slot of a chunk."""
-        return self.w.simple(chunk % self.slots)
+    def slots_of(self, chunk: Expr) -> Slots:
+        """The slot of a chunk of each factor."""
+        a, b = (self.w.simple(chunk % f.slots) for f in self.factors)
+        return a, b
 
     def arrive(self) -> None:
         """Wait for the oldest chunk in flight, and for all threads to be done with the one before."""
         self.w.b.do("thread.async_wait", pending=self.ahead - 1)
         self.w.b.do("thread.barrier")
 
-    def publish(self, slot: Expr, rounded: Sequence[Staged] = ()) -> None:
-        """As `arrive`, for asynchronous multiplications of what lies in `slot`, to be rounded before."""
+    def publish(self, chunk: Expr, rounded: Sequence[Staged] = ()) -> None:
+        """As `arrive`, for asynchronous multiplications of a chunk; some factors are rounded before."""
         self.w.b.do("thread.async_wait", pending=self.ahead - 1)
         for factor in rounded:
-            factor.round(slot)
+            factor.round(self.slots_of(chunk)[factor.operand])
         self.w.b.do("thread.fence_async_proxy")
         self.w.b.do("thread.barrier")
 
@@ -62,12 +71,16 @@ class Ring:
         waiting: Waiting = []
         if self.ahead < self.chunks:
             later = w.simple(chunk + self.ahead)
-            slot = self.slot(later)
+            coming = [
+                (f, slot)
+                for f, slot in zip(self.factors, self.slots_of(later), strict=True)
+                if f.slots < self.chunks
+            ]
             with w.when(w.below(later, self.chunks)):
-                for f in self.factors:
+                for f, slot in coming:
                     if f.asynchronous:
                         f.fetch(later, slot)
-            for f in self.factors:
+            for f, slot in coming:
                 if not f.asynchronous:
                     waiting.append((f, f.load(w.simple(minimum(later, self.chunks - 1))), slot))
         if self.ahead < self.chunks or self.ahead > 1:

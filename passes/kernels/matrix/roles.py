@@ -577,7 +577,8 @@ class _RoleMatrix:
             if factors[0].held and chunks > 1:
                 # the registers from which the chunk before is multiplied are loaded anew
                 w.b.do("thread.warpgroup_wait", acc)
-            start_multiplying(w, plan, factors, acc, w.simple(item % plan.stages))
+            slot = w.simple(item % plan.stages)
+            start_multiplying(w, plan, factors, acc, (slot, slot))
             if chunks > 1 and not factors[0].held:
                 w.b.do("thread.warpgroup_wait", acc, pending=1)
             with w.when(w.bounds((w.simple(chunk - 1),), (chunks,))):
@@ -620,6 +621,7 @@ class _RoleMatrix:
         slots = SPLIT_SLOTS if self.view.splits else plan.stages
         with w.loop("chunk", chunks) as chunk:
             item = w.simple(tile.item + chunk)
+            slot = w.simple(item % slots)
             w.b.do("thread.receive", ring, item=item)
             # one group of the device for all products, whose small ones come first
             products = PRODUCTS if self.in_pieces else (((0, 0),),)
@@ -630,7 +632,7 @@ class _RoleMatrix:
                 first, last = (part, pair, fresh) == numbered[0], (part, pair, fresh) == numbered[-1]
                 factors = (pieces[pair[0]][0], pieces[pair[1]][1])
                 start_multiplying(
-                    w, plan, factors, part, w.simple(item % slots),
+                    w, plan, factors, part, (slot, slot),
                     fresh=fresh, opens=first or len(parts) > 1, closes=last or len(parts) > 1,
                 )  # fmt: skip
             for part in parts:

@@ -297,8 +297,8 @@ class MatrixProblem:
 class MatrixSpace:
     """Many `MatrixParameters` as equally long int64 arrays; groups: 1 where warpgroups multiply.
 
-    copiers, teams, blocks, cluster, parts, resident, turners, left_over: as in the parameters; with copiers
-    the copy engine brings both factors.
+    copiers, teams, blocks, cluster, parts, resident, turners, left_over, preloaded: as in the parameters;
+    with copiers the copy engine brings both factors.
     """
 
     m: IntArray
@@ -317,6 +317,7 @@ class MatrixSpace:
     resident: IntArray
     turners: IntArray
     left_over: IntArray
+    preloaded: IntArray
 
     def __len__(self) -> int:
         return len(self.m)
@@ -362,6 +363,7 @@ class MatrixSpace:
             resident=names["resident"],
             turners=names["turners"],
             left_over=bool(names["left_over"]),
+            preloaded=bool(names["preloaded"]),
         )
 
     def named(self, index: int) -> dict[str, int]:
@@ -382,7 +384,8 @@ def matrix_space_of(*parameters: MatrixParameters) -> MatrixSpace:
     rows = [
         (
             *(*vars(p.block).values(), p.warps.m, p.warps.n, p.stages, p.warps.k, p.engine == WARPGROUPS),
-            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident, p.turners, p.left_over),
+            *(p.copiers, p.teams, p.blocks, p.cluster, p.parts, p.resident, p.turners),
+            *(p.left_over, p.preloaded),
         )
         for p in parameters
     ]
@@ -442,7 +445,7 @@ def matrix_space(problem: MatrixProblem, hardware: GpuHardware) -> MatrixSpace:
     m, n, k, w, stages = _shared_turns(problem, ways, _whole_tiles(tuple(ways), tables, problem.depth))
     warps = np.array(ways, dtype=np.int64)[w]
     turners = np.where(warps[:, _COPIERS_AT] > 0, ROLE_TURNERS if has_turners(problem) else 0, 0)
-    further = (*warps[:, 2:-1].T, turners, warps[:, -1])
+    further = (*warps[:, 2:-1].T, turners, warps[:, -1], np.zeros(len(w), dtype=np.int64))
     space = MatrixSpace(m, n, k * warps[:, 2], warps[:, 0], warps[:, 1], stages, *further)
     likely = space.take(_sensible(problem, space))
     likely = likely.take(legal(problem, likely, hardware))
@@ -774,7 +777,8 @@ _STAGING_BYTES = {
 def shared_bytes(problem: MatrixProblem, space: MatrixSpace) -> IntArray:
     """Bytes of the ring of tiles, or of the tiles of sums that take its place, whichever is more."""
     columns = fetched_columns(problem, space)
-    ring = space.stages * ((space.m + columns) * (space.k * problem.element_bytes))
+    second_slots: IntArray = np.where(space.preloaded > 0, chunks_of(problem, space), space.stages)
+    ring = (space.stages * space.m + second_slots * columns) * (space.k * problem.element_bytes)
     if splits_on_the_way(problem):  # the second factor's pieces; by roles slots of those of both
         rows = np.where(space.by_roles, SPLIT_SLOTS * (space.m + space.n), space.n)
         ring = ring + np.where(space.groups > 0, PIECES * PIECE_BYTES * rows * space.k, 0)

@@ -15,7 +15,7 @@ from tilewright.ir.tensor.ops import dims
 from tilewright.ir.thread.split_ops import PRODUCTS
 from tilewright.ir.types import itemsize
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
-from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.ring import Ring, Slots
 from tilewright.passes.kernels.matrix.space import together
 from tilewright.passes.kernels.matrix.stage import WARPGROUP_ALIGNMENT, Staged
 from tilewright.passes.kernels.matrix.warpgroup import warpgroup_rows
@@ -46,7 +46,7 @@ def reduce_split(
         ring.arrive()
         waiting = ring.refill(chunk)
         for step in range(plan.block.k // plan.warps.k // (2 * _LOADED)):
-            multiply.step(ring.slot(chunk), step)
+            multiply.step(ring.slots_of(chunk), step)
         for factor, ahead, later in waiting:
             factor.store(ahead, later)
 
@@ -80,16 +80,16 @@ def reduce_split_by_warpgroups(
         w.b.do("thread.fill_fragment", part, value=0.0)
     ring.start()
     with w.loop("chunk", chunks) as chunk:
-        slot = ring.slot(chunk)
+        a_slot, b_slot = ring.slots_of(chunk)
         ring.arrive()
         waiting = ring.refill(chunk)
-        b.split(slot, pieces)
+        b.split(b_slot, pieces)
         for step in range(steps):
             for half, i in product(range(2), range(rows)):
                 k = (2 * step + half) * _LOADED
                 w.b.do(
                     "thread.load_fragment", loaded, a.tiles,
-                    at=tuple(map(w.simple, a.place(slot, own + i * WARPGROUP_WARPS * MMA_M, k))),
+                    at=tuple(map(w.simple, a.place(a_slot, own + i * WARPGROUP_WARPS * MMA_M, k))),
                     role="a", transposed=False, item=(half, step, i), count=1,
                 )  # fmt: skip
         for step, i in product(range(steps), range(rows)):
@@ -164,13 +164,13 @@ class _Multiply:
         )
         self.parts = _parts(w, self.rows, self.together)
 
-    def step(self, slot: Expr, step: int) -> None:
+    def step(self, slots: Slots, step: int) -> None:
         """All tiles by one step along k, a few columns at a time."""
         w = self.w
-        self._split(0, slot, step, 0, self.rows)
+        self._split(0, slots[0], step, 0, self.rows)
         with w.loop("group", self.columns // self.together, unroll=1) as group:
             first = w.simple(group * self.together)
-            self._split(1, slot, step, first, self.together)
+            self._split(1, slots[1], step, first, self.together)
             for part, products in zip(self.parts, PRODUCTS, strict=True):
                 w.b.do("thread.fill_fragment", part, value=0.0)
                 for pair in products:

@@ -58,7 +58,7 @@ class Staged:
         batch: Mapping[str, Expr],
         slots: int,
     ) -> None:
-        self.w, self.view, self.plan, self.operand = w, view, plan, operand
+        self.w, self.view, self.plan, self.operand, self.slots = w, view, plan, operand, slots
         self.origin, self.batch = origin, dict(batch)
         #: the chunk that counts as the first, and where chunks end if later ones may be asked for
         self.first_chunk: Expr = 0

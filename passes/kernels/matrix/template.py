@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.ir import Func, Op
 from tilewright.ir.tensor.ops import TF32
 from tilewright.passes.kernels.decision import parameters_of
-from tilewright.passes.kernels.matrix.choice import choose_cores, cores_engine, least_cores_s
+from tilewright.passes.kernels.matrix.choice import choose_cores, cores_engine, least_cores_s, preloaded
 from tilewright.passes.kernels.matrix.lowering import lower_matrix
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
 from tilewright.passes.kernels.registry import register_choices, register_template
@@ -30,7 +30,11 @@ register_template(
         parameters=MatrixParameters,
         lower=lower_matrix,
         contraction=ContractionEngine(
-            weight_order=channel_last, prefetches_weights=True, points=cores_engine, candidates=None
+            weight_order=channel_last,
+            prefetches_weights=True,
+            preloaded=preloaded,
+            points=cores_engine,
+            candidates=None,
         ),
         rounds_to="tf32",
         joined=None,

@@ -8,7 +8,7 @@ from typing import Protocol
 from tilewright.ir import Expr, Sym, Value
 from tilewright.ir.hardware_facts import MMA_K_BYTES, MMA_M, WARP, WARPGROUP_WARPS
 from tilewright.passes.kernels.matrix.parameters import MatrixParameters
-from tilewright.passes.kernels.matrix.ring import Ring
+from tilewright.passes.kernels.matrix.ring import Ring, Slots
 from tilewright.passes.kernels.matrix.space import OVERLAP_STAGES
 from tilewright.passes.kernels.matrix.stage import Staged
 from tilewright.passes.kernels.writing.writer import Writer
@@ -59,13 +59,13 @@ def start_multiplying(
     plan: MatrixParameters,
     factors: Sequence[Factor],
     acc: Value,
-    slot: Expr,
+    slots: Slots,
     *,
     fresh: bool = False,
     opens: bool = True,
     closes: bool = True,
 ) -> None:
-    """Start to add the product of the chunk in `slot` to `acc`, both factors from where they lie.
+    """Start to add the product of the chunk in `slots` to `acc`, both factors from where they lie.
 
     A first TF32 factor in columns of the channel is loaded to registers, where nothing may be multiplied from
     yet.
@@ -75,11 +75,12 @@ def start_multiplying(
     a, b = factors
     if a.held:
         assert isinstance(a, Staged)
-        multiply_held(w, plan, load_chunk(w, plan, a, acc, slot), b, acc, slot)
+        multiply_held(w, plan, load_chunk(w, plan, a, acc, slots[0]), b, acc, slots[1])
         return
     first, _ = warpgroup_rows(w, plan)
+    a_at, b_at = a.place(slots[0], first, 0), b.place(slots[1], warpgroup_column(w, plan), 0)
     _start(
-        w, plan, a.tiles, a.place(slot, first, 0), b, b.place(slot, warpgroup_column(w, plan), 0), acc,
+        w, plan, a.tiles, a_at, b, b_at, acc,
         turned=a.turned, fresh=fresh, opens=opens, closes=closes,
     )  # fmt: skip
 
@@ -106,12 +107,11 @@ def reduce_by_warpgroups(
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
-        slot = ring.slot(chunk)
-        ring.publish(slot, rounded)
+        ring.publish(chunk, rounded)
         if wide:
-            _multiply_as_loaded(w, plan, a, b, acc, slot)
+            _multiply_as_loaded(w, plan, a, b, acc, ring.slots_of(chunk))
         else:
-            start_multiplying(w, plan, factors, part, slot, fresh=promotes)
+            start_multiplying(w, plan, factors, part, ring.slots_of(chunk), fresh=promotes)
         waiting = ring.refill(chunk)
         if chunks > slots or promotes:
             w.b.do("thread.warpgroup_wait", part, pending=unread - 1)
@@ -174,13 +174,13 @@ def multiply_held(
 
 
 def _multiply_as_loaded(
-    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slot: Expr
+    w: Writer, plan: MatrixParameters, a: Staged, b: Staged, acc: Value, slots: Slots
 ) -> None:
     """The same, but while a step is multiplied the next one is loaded: a group for each."""
     fragments, column = _fragments(w, plan, a, acc), warpgroup_column(w, plan)
     for step in range(fragments.tensor.shape[0]):
-        _load_step(w, plan, a, fragments, slot, step)
-        at = b.place(slot, column, step * fragments.tensor.shape[-1])
+        _load_step(w, plan, a, fragments, slots[0], step)
+        at = b.place(slots[1], column, step * fragments.tensor.shape[-1])
         _start(w, plan, fragments, (step,), b, at, acc)
 
 

@@ -161,19 +161,20 @@ def test_blocks_that_hold_places_do_nothing_else():
     assert emit_cuda(releasing, stamps=True).grid == (16, 1, 8)
 
 
-def test_two_blocks_have_room_and_a_third_has_none(lowered):
+def test_two_blocks_have_room_behind_many_and_a_third_has_none(lowered):
     low = lowered["auto"]
     plan, gpu = build(low, progress=False), low.target.hardware
-    settled = with_room_for_two(plan, gpu)
+    assert with_room_for_two(plan, gpu) is plan  # each has at most a block per multiprocessor
+    first, second, *others = plan.launches
+    small = replace(second, shared_bytes=8192, cluster=(1, 1, 1))
+    many = plan.replace(launches=(replace(first, grid=(400, 1, 1)), small, *others))
+    settled = with_room_for_two(many, gpu)
     assert with_room_for_two(settled, gpu) is settled
-    assert not list(find_faults(settled))
-    grown = [x for x, y in zip(settled.launches, plan.launches, strict=True) if x != y]
-    assert grown
-    for launch in grown:
-        assert settled.kernel_by_name[launch.kernel].releases or starts_early(settled, launch)
-        takes = footprint(settled, launch).shared_bytes + gpu.smem_reserved_per_block_bytes
-        assert 2 * takes <= gpu.smem_per_sm_bytes < 3 * takes
-    spread = plan.replace(launches=tuple(replace(x, stream=i % 2) for i, x in enumerate(plan.launches)))
+    (grown,) = (x for x, y in zip(settled.launches, many.launches, strict=True) if x != y)
+    assert (grown.kernel, starts_early(settled, grown)) == (small.kernel, True)
+    takes = footprint(settled, grown).shared_bytes + gpu.smem_reserved_per_block_bytes
+    assert 2 * takes <= gpu.smem_per_sm_bytes < 3 * takes
+    spread = many.replace(launches=tuple(replace(x, stream=i % 2) for i, x in enumerate(many.launches)))
     assert with_room_for_two(spread, gpu) is spread
 
 
