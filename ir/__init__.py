@@ -10,7 +10,7 @@ from tilewright.ir.modules.compare import equal, equal_funcs
 from tilewright.ir.modules.parser import parse, parse_file
 from tilewright.ir.modules.printer import show, show_func, show_op
 from tilewright.ir.modules.verifier import Fault, VerifyError, verify
-from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, walk
+from tilewright.ir.nodes import Attr, Block, Func, Level, Module, Op, Pairs, Ref, Value, backward_slice, walk
 from tilewright.ir.opdef import REQUIRED, AttrDef, OpDef, define, op_def, op_defs
 from tilewright.ir.typed_attributes import AttrRecord, Sizes
 from tilewright.ir.types import ArrayType, ScalarType, TensorType, Type, dtype_name, numpy_dtype, widened
@@ -45,6 +45,7 @@ __all__ = [
     "Value",
     "VerifyError",
     "WorkError",
+    "backward_slice",
     "define",
     "dtype_name",
     "equal",

@@ -6,7 +6,7 @@ Attributes, types and index expressions compare structurally; `equal` (`compare.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import is_
@@ -426,6 +426,17 @@ def walk(block: Block) -> Iterator[Op]:
         yield op
         if op.body is not None:
             yield from walk(op.body)
+
+
+def backward_slice(ops: Sequence[Op], values: Iterable[Value]) -> list[Op]:
+    """Those of some ops that values are computed by, directly or not, in their order."""
+    needed = set(values)
+    found: list[Op] = []
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.results):
+            found.append(op)
+            needed.update(op.operands)
+    return found[::-1]
 
 
 _Printed = TypeVar("_Printed", Func, Module)

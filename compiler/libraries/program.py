@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Value
+from tilewright.ir import Block, Builder, Func, Level, Module, Op, Ref, Value, backward_slice
 from tilewright.libraries.matching.library_call import LibraryCall
 from tilewright.passes.kernels.decision import DECISION, KernelCost, KernelDecision
 from tilewright.passes.kernels.library.template import LIBRARY, LibraryParameters
@@ -21,7 +21,7 @@ def program_around(kernel: Func, call: LibraryCall) -> Module:
     have no parameters yet. Parameters and results of @main are those of the kernel.
     """
     ops = [op for op in kernel.body.ops if op.name != "tensor.return"]
-    needed = _closure(ops, call.operands)
+    needed = set(backward_slice(ops, call.operands))
     inside = {*call.ops, *call.weights}
     before = [op for op in ops if op in needed and op not in inside]
     after = [op for op in ops if op not in needed and op not in inside]
@@ -70,16 +70,6 @@ def outlined(name: str, ops: Sequence[Op], operands: Sequence[Value], results: S
     b.emit("tensor.return", [resolve(v, copies) for v in results])
     types = tuple(v.type for v in results)
     return Func(Level.TENSOR, name, Block(params, (*body, *b.ops)), types)
-
-
-def _closure(ops: Sequence[Op], values: Sequence[Value]) -> set[Op]:
-    """The ops that the values are computed by, directly or not."""
-    needed, ops_needed = set(values), set()
-    for op in reversed(ops):
-        if needed & set(op.results):
-            ops_needed.add(op)
-            needed.update(op.operands)
-    return ops_needed
 
 
 def _free(ops: Sequence[Op]) -> list[Value]:

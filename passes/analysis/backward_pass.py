@@ -6,7 +6,7 @@ the positions of several. The forward pass is what they depend on; all other ops
 
 from __future__ import annotations
 
-from tilewright.ir import Func, Op
+from tilewright.ir import Func, Op, backward_slice
 
 #: the function attribute with the position of the result that was differentiated, or the positions of several
 LOSS = "loss"
@@ -21,15 +21,8 @@ def forward_ops(func: Func) -> frozenset[Op]:
     """The ops that the loss depends on; none where the function has no backward pass."""
     position, returned = func.get(LOSS), func.body.ops[-1].operands
     positions = position if isinstance(position, tuple) else (position,)
-    needed = {returned[p] for p in positions if isinstance(p, int) and 0 <= p < len(returned)}
-    if not needed:
-        return frozenset()
-    forward = []
-    for op in reversed(func.body.ops[:-1]):
-        if any(r in needed for r in op.results):
-            forward.append(op)
-            needed.update(op.operands)
-    return frozenset(forward)
+    losses = [returned[p] for p in positions if isinstance(p, int) and 0 <= p < len(returned)]
+    return frozenset(backward_slice(func.body.ops[:-1], losses))
 
 
 def ops_before_boundary(func: Func) -> frozenset[Op]:

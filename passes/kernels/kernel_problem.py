@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from tilewright.costmodel import ContractProblem, LineProblem, RowReduceProblem, StreamProblem, WindowProblem
-from tilewright.ir import Block, Func, Op, Sym, TensorType, Value, walk
+from tilewright.ir import Block, Func, Op, Sym, TensorType, Value, backward_slice, walk
 from tilewright.ir.expr import BinOp, Expr, substitute, symbols
 from tilewright.ir.hardware_facts import SECTOR_BYTES
 from tilewright.ir.simplify import coefficients, interval, simplify
@@ -218,13 +218,10 @@ def map_parts(kernel: Func) -> tuple[Func, ...]:
 
 def _giving(kernel: Func, results: tuple[Value, ...]) -> Func:
     """The kernel of these results alone, with the ops and parameters that they need."""
-    needed, ops = set(results), []
-    for op in reversed(kernel.body.ops[:-1]):
-        if any(r in needed for r in op.results):
-            ops.append(op)
-            needed.update(op.operands)
+    ops = backward_slice(kernel.body.ops[:-1], results)
+    read = {*results, *(v for op in ops for v in op.operands)}
     end = kernel.body.ops[-1].with_operands(results)
-    body = Block(tuple(p for p in kernel.params if p in needed), (*reversed(ops), end))
+    body = Block(tuple(p for p in kernel.params if p in read), (*ops, end))
     return replace(kernel, body=body, result_types=tuple(v.type for v in results))
 
 

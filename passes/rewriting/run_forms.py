@@ -7,7 +7,7 @@ from math import lcm
 
 import numpy as np
 
-from tilewright.ir.nodes import Module, Value
+from tilewright.ir.nodes import Module, Value, backward_slice
 from tilewright.passes.rewriting.decided import CONDITION, DECIDING, decided
 from tilewright.passes.rewriting.run_conditions import counters, decided_conditions
 from tilewright.passes.rewriting.zeros import zeros_made
@@ -101,8 +101,5 @@ def _period(module: Module) -> int:
 
 def _sources(module: Module, values: list[Value]) -> set[Value]:
     """The parameters of @main that values are made of."""
-    needed = set(values)
-    for op in reversed(module.main.body.ops[:-1]):
-        if not needed.isdisjoint(op.results):
-            needed.update(op.operands)
-    return needed & {*module.main.params}
+    ops = backward_slice(module.main.body.ops[:-1], values)
+    return {*values, *(v for op in ops for v in op.operands)} & {*module.main.params}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.expr import Expr, Sym, substitute
-from tilewright.ir.nodes import Attr, Block, Func, Op, Pairs, Value, walk
+from tilewright.ir.nodes import Attr, Block, Func, Op, Pairs, Value, backward_slice, walk
 from tilewright.ir.tensor.ops import dims, reads
 
 
@@ -106,13 +106,7 @@ def producers(block: Block) -> dict[Value, Op]:
 
 def needed(ops: Sequence[Op]) -> list[Op]:
     """The ops that the last one depends on."""
-    values = set(ops[-1].operands)
-    needed = [ops[-1]]
-    for op in reversed(ops[:-1]):
-        if values & set(op.results):
-            needed.append(op)
-            values |= set(op.operands)
-    return needed[::-1]
+    return [*backward_slice(ops[:-1], ops[-1].operands), ops[-1]]
 
 
 def making(makers: Mapping[Value, Op], values: Iterable[Value]) -> list[Op]:

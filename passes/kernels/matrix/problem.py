@@ -9,7 +9,7 @@ from math import gcd
 import numpy as np
 
 from tilewright.costmodel.hardware.description import GpuHardware
-from tilewright.ir import Func, Op, Sym, Value, walk
+from tilewright.ir import Func, Op, Sym, Value, backward_slice, walk
 from tilewright.ir.expr import symbols
 from tilewright.ir.hardware_facts import ASYNC_COPY_BYTES
 from tilewright.ir.simplify import coefficients, within
@@ -105,7 +105,7 @@ def matrix_problem(kernel: Func, view: MatrixView) -> MatrixProblem:
 def _summed(kernel: Func, sums: ColumnSums, after: Sequence[Op]) -> SummedColumns:
     """The sums of columns of a kernel in numbers; after: the maps at its own points."""
     kept = _kept(sums)
-    written = _needed(sums.written, after)
+    written = backward_slice(after, sums.written)
     known = {v for op in written for v in op.operands}
     beside = [op for op in after if op not in written] if sums.written else []
     further = {v for op in beside for v in op.operands if v in kernel.params and v not in known}
@@ -127,16 +127,6 @@ def _kept(sums: ColumnSums) -> list[Value]:
 
 def _group_bytes(sums: ColumnSums) -> int:
     return sum(itemsize(v.tensor.dtype) for v in _kept(sums))
-
-
-def _needed(values: Sequence[Value], ops: Sequence[Op]) -> list[Op]:
-    """Those of some ops that compute values, in reverse."""
-    known, found = set(values), []
-    for op in reversed(ops):
-        if known & set(op.results):
-            found.append(op)
-            known |= set(op.operands)
-    return found
 
 
 def packs_boxes(kernel: Func, view: MatrixView, size: int) -> bool:

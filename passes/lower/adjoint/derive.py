@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.nodes import Attr, Value
+from tilewright.ir.nodes import Attr, Value, backward_slice
 from tilewright.ir.types import TensorType
 from tilewright.passes.lower.adjoint import indexed, ordered, structured  # noqa: F401  (register transposes)
 from tilewright.passes.lower.adjoint.bodies import live_body
@@ -76,12 +76,7 @@ def _final(c: Cotangents, v: Value) -> Value:
 
 def _kept(b: Builder, scratch: Builder, results: Sequence[Value], same: Mapping[Value, Value]) -> list[Value]:
     """Append the ops that the results need, on the true operands."""
-    needed, ops = set(results), []
-    for op in reversed(scratch.ops):
-        if needed.intersection(op.results):
-            needed.update(op.operands)
-            ops.append(op)
-    for op in reversed(ops):
+    for op in backward_slice(scratch.ops, results):
         op = op.with_operands(tuple(same.get(v, v) for v in op.operands))
         b.append(op if op.body is None else replace(op, body=live_body(op.body)))
     return [same.get(v, v) for v in results]

@@ -6,7 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tilewright.costmodel import CpuHardware, load_hardware
-from tilewright.ir import Block, Builder, Expr, Func, Level, Module, Op, Ref, Sym, TensorType, Value
+from tilewright.ir import (
+    Block,
+    Builder,
+    Expr,
+    Func,
+    Level,
+    Module,
+    Op,
+    Ref,
+    Sym,
+    TensorType,
+    Value,
+    backward_slice,
+)
 from tilewright.ir.hardware_facts import CPU_LINE_BYTES
 from tilewright.ir.simplify import interval, simplify
 from tilewright.ir.tensor.ops import dims, domain, fills, ranges_of, reads
@@ -171,15 +184,8 @@ def _turned(
 
 def _made_before(kernel: Func, factor: Value) -> list[Op] | None:
     """The ops that compute a factor, in their order; None where they are not computed point by point."""
-    values = {factor}
-    ops: list[Op] = []
-    for op in reversed(kernel.body.ops):
-        if values & set(op.results):
-            if op.name not in POINTWISE:
-                return None
-            ops.append(op)
-            values |= set(op.operands)
-    return ops[::-1]
+    ops = backward_slice(kernel.body.ops, [factor])
+    return ops if all(op.name in POINTWISE for op in ops) else None
 
 
 def _whole(product: Op, index: int) -> tuple[tuple[Expr, ...] | None, tuple[_Span, ...]]:

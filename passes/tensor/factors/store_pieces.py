@@ -24,6 +24,7 @@ from tilewright.ir import (
     Sym,
     TensorType,
     Value,
+    backward_slice,
     scalar_body,
     structured,
 )
@@ -316,14 +317,10 @@ def _factor(kernel: Func, product: Op, operand: int, channel: str) -> _Factor | 
     axes = [axis for axis, e in enumerate(at) if e == Sym(channel)]
     if not axes:
         return None
-    made: list[Op] = []
-    values = {value}
-    for op in reversed(kernel.body.ops):
-        if values & set(op.results):
-            if op.name != "tensor.map" or op is product:
-                return None
-            made.insert(0, op)
-            values |= set(op.operands)
+    made = backward_slice(kernel.body.ops, [value])
+    if any(op.name != "tensor.map" or op is product for op in made):
+        return None
+    values = {value, *(v for op in made for v in op.operands)}
     inputs = [p for p in kernel.params if p in values]
     order = (*(axis for axis in range(len(at)) if axis != axes[-1]), axes[-1])
     return _Factor(operand, value, tuple(made), tuple(kernel.params.index(p) for p in inputs), order)

@@ -20,6 +20,7 @@ from tilewright.ir import (
     Sym,
     TensorType,
     Value,
+    backward_slice,
     scalar_body,
     structured,
 )
@@ -395,14 +396,9 @@ def _pieces(kernel: Func, length: int) -> _Pieces | None:
 
 def _function(name: str, params: Sequence[Value], ops: Sequence[Op], results: Sequence[Value]) -> Func:
     """A kernel of the ops that its results need, with the parameters that these read."""
-    needed, kept = set(results), []
-    for op in reversed(ops):
-        if any(r in needed for r in op.results):
-            kept.append(op)
-            needed.update(op.operands)
-    body = Block(
-        tuple(p for p in params if p in needed), (*reversed(kept), Op("tensor.return", tuple(results)))
-    )
+    kept = backward_slice(ops, results)
+    read = {*results, *(v for op in kept for v in op.operands)}
+    body = Block(tuple(p for p in params if p in read), (*kept, Op("tensor.return", tuple(results))))
     return Func(Level.TENSOR, name, body, tuple(v.type for v in results))
 
 

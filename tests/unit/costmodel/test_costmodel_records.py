@@ -198,7 +198,6 @@ NO_COEFFICIENTS = {
         "CLEARLY",
         "COMPUTED_REGISTERS",
         "COPIED_REGISTERS",
-        "EPSILON",
         "FREE_REGISTERS",
         "GAIN",
         "HOPELESS",
