@@ -31,9 +31,9 @@ def preload_weights(module: Module, ctx: PassContext, *, when: str = "auto") -> 
         -->   @dense(%x, %w, decision = kernel<parameters: (stages: 5, preloaded: true)>)
 
     On GPUs that start kernels early the weights arrive while the kernel before runs, and the loop of the
-    product asks for the other factor alone, for more of it at a time. It costs shared memory, so a kernel
-    takes part whose blocks then have at most half of a multiprocessor's, and beside which the launches before
-    and behind it still fit. All other launches must come before or after it in any order: one that need not
+    product asks for the other factor alone, for more of it at a time. It costs shared memory, so kernels take
+    part of at most one block per multiprocessor, which then has at most half of it, and beside which the
+    launches before and behind still fit. All other launches must come before or after it in any order: one that need not
     may run on another stream, and needs the room itself.
 
     when: `auto` where the model sees a gain, `never`.
@@ -99,14 +99,18 @@ class _Launches:
         return self.module.with_funcs(tuple(funcs.get(f.name, f) for f in self.module.funcs))
 
     def _changes(self, name: str) -> Iterator[_Change]:
-        """What a kernel could be that takes at most half of a multiprocessor; nothing for those apart."""
+        """What a kernel could be of which a multiprocessor has one block, in half of its shared memory.
+
+        Nothing for those apart.
+        """
         func, template = self.module[name], template_of(self.module[name])
         engine = None if template is None else template.contraction
         make = None if engine is None else engine.preloaded
         for kernel in make(func, self.gpu) if make is not None and name not in self.apart else ():
             footprint = _footprint(kernel)
             assert footprint is not None
-            if 2 * footprint.shared_bytes_per_sm(self.gpu) <= self.gpu.smem_per_sm_bytes:
+            half = 2 * footprint.shared_bytes_per_sm(self.gpu) <= self.gpu.smem_per_sm_bytes
+            if half and footprint.blocks_per_sm(self.gpu) == 1:
                 gain_s = self.launches[name] * (estimate_of(func) - estimate_of(kernel))
                 yield _Change(name, kernel, footprint, gain_s)
 

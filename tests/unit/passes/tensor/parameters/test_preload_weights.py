@@ -1,5 +1,6 @@
 """Products that have their weights first: which ones, beside which launches, with the same results."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -101,6 +102,14 @@ def test_the_first_launch_has_nobody_to_wait_for():
 def test_nothing_changes(module, target, options):
     before, context = chosen(module, target)
     assert preloaded(before, context, options)[0] is before
+
+
+def test_products_of_several_blocks_per_multiprocessor_stay():
+    before, context = chosen(chain((768, 2304, 768)))
+    smaller = replace(context.hardware, sm_count=context.hardware.sm_count // 2)
+    found = [preloaded(before, replace(context, hardware=gpu))[1] for gpu in (context.hardware, smaller)]
+    assert found[0]
+    assert not found[1]
 
 
 def test_measured_products_stay():
