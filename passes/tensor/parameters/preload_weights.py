@@ -33,8 +33,8 @@ def preload_weights(module: Module, ctx: PassContext, *, when: str = "auto") -> 
     On GPUs that start kernels early the weights arrive while the kernel before runs, and the loop of the
     product asks for the other factor alone, for more of it at a time. It costs shared memory, so kernels take
     part of at most one block per multiprocessor, which then has at most half of it, and beside which the
-    launches before and behind still fit. All other launches must come before or after it in any order: one that need not
-    may run on another stream, and needs the room itself.
+    launches before and behind still fit. All other launches must come before or after it in any order: one
+    that need not may run on another stream, and needs the room itself.
 
     when: `auto` where the model sees a gain, `never`.
     """
@@ -120,29 +120,22 @@ class _Launches:
 
 def _independent(module: Module, calls: Sequence[Op]) -> list[Op]:
     """The launches of a module beside which another one could run: it neither needs them nor is needed."""
-    ops = module.main.body.ops
     number = {op: i for i, op in enumerate(calls)}
-    before: dict[Value, int] = {}  # the launches, as a mask, that a value needs
-    behind: dict[Value, int] = {}  # those that need it
-    known: dict[Op, int] = {}
-    for op in ops:
-        mask = _union(before, op.operands)
-        known[op] = mask
-        before |= dict.fromkeys(op.results, mask | _bit(number, op))
-    for op in reversed(ops):
-        mask = _union(behind, op.results)
-        known[op] |= mask
-        for v in op.operands:
-            behind[v] = behind.get(v, 0) | mask | _bit(number, op)
-    return [op for op in calls if known[op].bit_count() < len(calls) - 1]
-
-
-def _union(masks: Mapping[Value, int], values: Sequence[Value]) -> int:
-    return reduce(or_, (masks.get(v, 0) for v in values), 0)
-
-
-def _bit(number: Mapping[Op, int], op: Op) -> int:
-    return 1 << number[op] if op in number else 0
+    behind: dict[Value, int] = {}  # the launches, as a mask, that a value needs
+    needed: list[int] = []
+    for op in module.main.body.ops:
+        mask = reduce(or_, (behind.get(v, 0) for v in op.operands), 0)
+        if op in number:
+            needed.append(mask)
+            mask |= 1 << number[op]
+        behind |= dict.fromkeys(op.results, mask)
+    found: list[Op] = []
+    by_all_later = -1
+    for i, op in reversed(list(enumerate(calls))):
+        if needed[i] != (1 << i) - 1 or not by_all_later >> i & 1:
+            found.append(op)
+        by_all_later &= needed[i]
+    return found
 
 
 def _callee(call: Op) -> str:
