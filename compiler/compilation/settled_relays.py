@@ -90,8 +90,8 @@ def with_room_for_two(plan: ExecutionPlan, hardware: object) -> ExecutionPlan:
     least -= hardware.smem_reserved_per_block_bytes
     places = {x.kernel: footprint(plan, x) for pair in pairs for x in pair}
     behind_many = {v.kernel for u, v in pairs if places[u.kernel].blocks > hardware.sm_count}
-    small = {n for n in behind_many if places[n].blocks_per_sm(hardware) == 1}
-    small = {n for n in small if places[n].shared_bytes < least}
+    alone = {n for n in behind_many if places[n].blocks_per_sm(hardware) == 1}
+    small = {n for n in alone if places[n].shared_bytes < least}
 
     def beside(u: str, v: str) -> bool:
         first, second = (replace(places[n], shared_bytes=least) if n in small else places[n] for n in (u, v))

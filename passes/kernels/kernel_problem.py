@@ -384,28 +384,27 @@ def reached(kernel: Func, p: Value, *, apart: bool = False) -> int:
         if op.name in ("tensor.gather", "tensor.scatter") and op.operands[0] is p:
             whole = op.name == "tensor.scatter"
             most = max(most, p.tensor.nbytes if whole else itemsize(p.tensor.dtype))
-        read = tuple(dict.fromkeys(at for v, at in placed_reads(op) if v is p))
+        read = dict.fromkeys(at for v, at in placed_reads(op) if v is p)
         if read:
-            boxes = _boxes_bytes(p.tensor, read, tuple(domain(op).items()))
-            most = max(most, sum(boxes) if apart else boxes[0])
+            extents = tuple(domain(op).items())
+            sizes = {at: _box_bytes(p.tensor, at, extents) for at in read}
+            most = max(most, _apart_bytes(p.tensor, sizes, extents) if apart else max(sizes.values()))
     return most
 
 
-@lru_cache(maxsize=4096)
-def _boxes_bytes(
-    tensor: TensorType, read: tuple[tuple[Expr, ...], ...], extents: tuple[tuple[str, int], ...]
-) -> tuple[int, ...]:
-    """Bytes of what is read at such indices over all points of a domain, the most first, of places that have
-    no element in common with those before.
-    """
+def _apart_bytes(
+    tensor: TensorType, sizes: Mapping[tuple[Expr, ...], int], extents: tuple[tuple[str, int], ...]
+) -> int:
+    """Bytes of all places together, the largest first, that have no element in common with those before."""
     ranges = {name: (0, n - 1) for name, n in extents}
-    boxes = [tuple(_span(e, n, ranges) for e, n in zip(at, tensor.shape, strict=True)) for at in read]
-    sizes = [_box_bytes(tensor, at, ranges) for at in read]
-    apart: list[int] = []
-    for i in sorted(range(len(read)), key=sizes.__getitem__, reverse=True):
-        if all(_disjoint(boxes[i], boxes[j]) for j in apart):
-            apart.append(i)
-    return tuple(sizes[i] for i in apart)
+    taken: list[tuple[tuple[int, int], ...]] = []
+    total = 0
+    for at in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        box = tuple(_span(e, n, ranges) for e, n in zip(at, tensor.shape, strict=True))
+        if all(_disjoint(box, other) for other in taken):
+            taken.append(box)
+            total += sizes[at]
+    return total
 
 
 def _span(e: Expr, extent: int, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -419,9 +418,11 @@ def _disjoint(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) 
     return any(a[1] < b[0] or b[1] < a[0] for a, b in zip(one, other, strict=True))
 
 
-def _box_bytes(tensor: TensorType, at: tuple[Expr, ...], ranges: Mapping[str, tuple[int, int]]) -> int:
-    """Bytes of what is read at such an index."""
+@lru_cache(maxsize=4096)
+def _box_bytes(tensor: TensorType, at: tuple[Expr, ...], extents: tuple[tuple[str, int], ...]) -> int:
+    """Bytes of what is read at such an index over all points of a domain."""
     size, rank = itemsize(tensor.dtype), len(tensor.shape)
+    ranges = {name: (0, n - 1) for name, n in extents}
     box = size
     for d, (e, extent) in enumerate(zip(at, tensor.shape, strict=True)):
         low, high = _span(e, extent, ranges)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import prod
 from typing import Literal
 
 from tilewright.costmodel import GpuHardware, load_hardware
@@ -26,10 +25,8 @@ from tilewright.ir.thread.launch_ops import (
     releases_dependents,
     waits_for_launches,
 )
-from tilewright.ir.thread.role_ops import known_registers
-from tilewright.ir.thread.shared_layout import shared_layout
-from tilewright.ir.thread.tensor_maps import cluster_of
 from tilewright.ir.types import itemsize
+from tilewright.passes.analysis.work.footprints import footprint_of, grid_of
 from tilewright.passes.analysis.work.weight_traffic import (
     WeightBytes,
     asked_only_late,
@@ -125,7 +122,7 @@ class _Relays:
         self.in_l2 = not weights_leave_l2(module, gpu)
         self.module = module
         self.kernels = {f.name: _kernel(f, gpu) for f in module.funcs if _may_overlap(f)}
-        self.grids = {f.name: _grid(f) for f in module.funcs if f.name in self.kernels}
+        self.grids = {f.name: grid_of(f) for f in module.funcs if f.name in self.kernels}
         pairs = enumerate(pairwise(_launched(module)))
         #: launches, by number, that the next one may overlap, with the kernels of both
         self.edges = [(i, u, v) for i, (u, v) in pairs if u in self.kernels and v in self.kernels]
@@ -222,19 +219,7 @@ def _kernel(func: Func, gpu: GpuHardware) -> _Kernel:
     decision = decision_of(func)
     cost = None if decision is None else decision.cost
     known = (decision and decision.measured_s) or (cost and cost.estimate_s) or 0.0
-    block = func.get("block")
-    assert isinstance(block, int)
-    registers = known_registers(func) // block
-    blocks, cluster = prod(_grid(func)), prod(cluster_of(func))
-    footprint = Footprint(blocks, block, shared_layout(func).nbytes, registers, cluster)
-    return _Kernel(footprint, max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
-
-
-def _grid(func: Func) -> tuple[int, int, int]:
-    grid = func.get("grid")
-    assert isinstance(grid, tuple)
-    x, y, z = (int(n) for n in grid)  # type: ignore[arg-type]
-    return x, y, z
+    return _Kernel(footprint_of(func), max(0.0, known - gpu.stream.boundary_s), weight_bytes(func))
 
 
 def _with_late_constants(func: Func) -> Func:
@@ -245,7 +230,7 @@ def _with_late_constants(func: Func) -> Func:
     """
     block = func.get("block")
     assert isinstance(block, int)
-    x, y, z = _grid(func)
+    x, y, z = grid_of(func)
     ranges = launch_ranges(func)
     thread = ((Sym("bid.z") * y + Sym("bid.y")) * x + Sym("bid.x")) * block + Sym("tid")
     late = [func.params[i] for i in constant_params(func) if asked_only_late(func, func.params[i])]

@@ -448,7 +448,7 @@ def _alone_clk(problem: MatrixProblem, space: MatrixSpace, hardware: GpuHardware
     if problem.promotes:  # a warpgroup adds the sums of a chunk before it multiplies the next one
         waits = waits + space.m * space.n / (WARP * hardware.schedulers_per_sm)
     chain = np.where(space.groups > 0, space.m * space.n * space.k / together + waits, chain)
-    # What is on the way at a time decides how long a chunk of it takes.
+    # A chunk arrives the sooner, the less of it is asked for.
     asked = (space.m + _second_columns(space)) / (space.m + space.n)
     flight = fit.fetch_clk * asked / ahead_of(problem, space)
     instructions = _copied_by_threads(problem, space, hardware)

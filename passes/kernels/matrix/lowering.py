@@ -82,9 +82,9 @@ class _Matrix:
         self.all_chunks = chunk_count(view, plan)
         self.chunks, last = chunks_of_part(self.all_chunks, plan.parts)
         self.uneven = last != self.chunks
-        self.slots = min(plan.stages, self.chunks)
+        slots = min(plan.stages, self.chunks)
         #: of either factor
-        self.rings = (self.slots, self.chunks if plan.preloaded else self.slots)
+        self.slots = (slots, self.chunks if plan.preloaded else slots)
         self.by_groups = plan.engine == WARPGROUPS
         self.sums = sums_of(view.dtype)
         #: sums of columns that the kernel takes besides, and the tiles of what is summed
@@ -109,7 +109,7 @@ class _Matrix:
             self.warp_n = w.simple(warp // (plan.warps.k * plan.warps.m) * plan.warp_n)
             self.warp_k = w.simple(rows // plan.warps.m * (plan.block.k // plan.warps.k))
             factors = [
-                Staged(w, self.view, plan, i, origin, batch, self.rings[i])
+                Staged(w, self.view, plan, i, origin, batch, self.slots[i])
                 for i, origin in enumerate((self.origin_m, self.origin_n))
             ]
             factors[1].share_lines(*shared_lines(block_m, self.blocks_m))
@@ -124,13 +124,13 @@ class _Matrix:
             not_finite = None
             if self.view.splits:
                 if self.by_groups:
-                    reduce_split_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
+                    reduce_split_by_warpgroups(w, plan, factors, acc, self.chunks)
                 else:
-                    reduce_split(w, plan, factors, acc, self.chunks, self.slots, self._place_of_warp())
+                    reduce_split(w, plan, factors, acc, self.chunks, self._place_of_warp())
                 scale_split(w, acc)
                 not_finite = any_not_finite(w, acc) if plan.parts == 1 else None
             elif self.by_groups:
-                reduce_by_warpgroups(w, plan, factors, acc, self.chunks, self.slots)
+                reduce_by_warpgroups(w, plan, factors, acc, self.chunks)
             else:
                 self._reduce(factors, acc)
             tile, transposed = self._spill(acc)
@@ -174,7 +174,7 @@ class _Matrix:
     # -- reduction -------------------------------------------------------------------------------------------
     def _reduce(self, factors: list[Staged], acc: Value) -> None:
         w = self.w
-        ring = Ring(w, factors, self.chunks, self.slots)
+        ring = Ring(w, factors, self.chunks)
         ring.start()
         kinds = [source.value.tensor.dtype for source in self.view.sources]
         steps = self.plan.block.k // self.depth // self.plan.warps.k

@@ -18,15 +18,14 @@ Slots = tuple[Expr, Expr]
 class Ring:
     """Tiles of each factor for `chunks` chunks; `unread` are not filled while one is multiplied.
 
-    The first factor has `slots` of them. The second one has as many, or one for each chunk: all of it is
-    fetched then before the first factor. ahead: chunks that are fetched before the first one is multiplied,
+    The second factor has as many of them as the first one, or one for each chunk: all of it is fetched then
+    before the first factor. ahead: chunks that are fetched before the first one is multiplied,
     and that many before each later one.
     """
 
-    def __init__(
-        self, w: Writer, factors: Sequence[Staged], chunks: int, slots: int, unread: int = 1
-    ) -> None:
-        self.w, self.factors, self.chunks, self.slots = w, factors, chunks, slots
+    def __init__(self, w: Writer, factors: Sequence[Staged], chunks: int, unread: int = 1) -> None:
+        self.w, self.factors, self.chunks = w, factors, chunks
+        slots = factors[0].slots
         self.ahead = slots if chunks <= slots else slots - unread
 
     def start(self) -> None:

@@ -32,14 +32,13 @@ def reduce_split(
     factors: Sequence[Staged],
     acc: Value,
     chunks: int,
-    slots: int,
     warp: tuple[Expr, Expr, Expr],
 ) -> None:
     """Add the whole sum, times the square of the scale of factors, to `acc`.
 
     warp: the first row, column and element along k of this thread's warp in a chunk.
     """
-    ring = Ring(w, factors, chunks, slots)
+    ring = Ring(w, factors, chunks)
     multiply = _Multiply(w, factors, acc, warp)
     ring.start()
     with w.loop("chunk", chunks) as chunk:
@@ -52,7 +51,7 @@ def reduce_split(
 
 
 def reduce_split_by_warpgroups(
-    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
+    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int
 ) -> None:
     """As `reduce_split`, by warpgroups: the first factor is split in registers, the second in shared memory.
 
@@ -60,7 +59,7 @@ def reduce_split_by_warpgroups(
     promoted after every chunk.
     """
     a, b = factors
-    ring = Ring(w, factors, chunks, slots)
+    ring = Ring(w, factors, chunks)
     rows, columns = acc.tensor.shape[:2]
     steps = plan.block.k // (2 * _LOADED)
     pieces = w.alloc(

@@ -86,7 +86,7 @@ def start_multiplying(
 
 
 def reduce_by_warpgroups(
-    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int, slots: int
+    w: Writer, plan: MatrixParameters, factors: Sequence[Staged], acc: Value, chunks: int
 ) -> None:
     """Add the whole sum to `acc`, which is finished afterwards.
 
@@ -102,8 +102,8 @@ def reduce_by_warpgroups(
     wide = a.size == 4
     promotes = a.view.promotes
     part = w.alloc(acc.tensor.shape, acc.tensor.dtype, "frag", "part") if promotes else acc
-    unread = 2 if slots >= OVERLAP_STAGES and not wide and not promotes else 1
-    ring = Ring(w, factors, chunks, slots, unread)
+    unread = 2 if a.slots >= OVERLAP_STAGES and not wide and not promotes else 1
+    ring = Ring(w, factors, chunks, unread)
     rounded = [b] if wide and not plan.rounded else []
     ring.start()
     with w.loop("chunk", chunks) as chunk:
@@ -113,7 +113,7 @@ def reduce_by_warpgroups(
         else:
             start_multiplying(w, plan, factors, part, ring.slots_of(chunk), fresh=promotes)
         waiting = ring.refill(chunk)
-        if chunks > slots or promotes:
+        if chunks > a.slots or promotes:
             w.b.do("thread.warpgroup_wait", part, pending=unread - 1)
         if promotes:
             w.b.do("thread.add_fragment", part, acc)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
-from math import prod
 from operator import or_
 
-from tilewright.costmodel import GpuHardware, load_hardware
+from tilewright.costmodel import GpuHardware, Hardware, load_hardware
 from tilewright.costmodel.kernels.relays import Footprint, starts_early
-from tilewright.ir import Func, InputError, Level, Module, Op, Ref, Value
-from tilewright.ir.thread.shared_layout import shared_layout
-from tilewright.ir.thread.tensor_maps import cluster_of
+from tilewright.ir import Func, InputError, Level, Module, Op, Value
+from tilewright.ir.tensor.ops import callee_of
 from tilewright.passes import PassContext, register_pass
 from tilewright.passes.analysis.constant_params import constant_positions
+from tilewright.passes.analysis.work.footprints import footprint_of
 from tilewright.passes.kernels.decision import estimate_of, is_measured
 from tilewright.passes.kernels.registry import template_of
 
 WHEN = ("auto", "never")
+_Maker = Callable[[Func, Hardware], list[Func]]
 
 
 @register_pass(Level.TENSOR, requires={"kernels-outlined", "parameters-chosen"})
@@ -44,18 +44,20 @@ def preload_weights(module: Module, ctx: PassContext, *, when: str = "auto") -> 
     if when == "never" or not isinstance(hardware, GpuHardware) or not starts_early(ctx.target):
         return module
     positions = constant_positions(module)
-    products = {f.name for f in module.funcs if _reads_weights(f, positions.get(f.name, ()))}
-    return _Launches(module, hardware).preloading(products) if products else module
+    found = {f.name: _maker(f, positions.get(f.name, ())) for f in module.funcs}
+    makers = {name: maker for name, maker in found.items() if maker is not None}
+    return _Launches(module, hardware).preloading(makers) if makers else module
 
 
-def _reads_weights(kernel: Func, constant: tuple[int, ...]) -> bool:
-    """Return whether a kernel could have its weights first, all of which are constant."""
+def _maker(kernel: Func, constant: tuple[int, ...]) -> _Maker | None:
+    """What gives a kernel its weights first; None where they are not constant, or it was measured."""
     template = template_of(kernel)
     engine = None if template is None else template.contraction
-    if engine is None or engine.preloaded is None or is_measured(kernel):
-        return False
+    if engine is None or is_measured(kernel):
+        return None
     product = next(op for op in kernel.body.ops if op.name == "tensor.contract")
-    return any(kernel.params[i] is product.operands[1] for i in constant)
+    constants = [kernel.params[i] for i in constant]
+    return engine.preloaded if any(v is product.operands[1] for v in constants) else None
 
 
 @dataclass(frozen=True)
@@ -74,39 +76,38 @@ class _Launches:
     def __init__(self, module: Module, gpu: GpuHardware) -> None:
         self.module, self.gpu = module, gpu
         calls = [op for op in module.main.body.ops if op.name == "tensor.call"]
-        self.launches = Counter(map(_callee, calls))
-        found = {name: _footprint(module[name]) for name in self.launches}
-        self.places = {name: place for name, place in found.items() if place is not None}
-        #: kernels that have to wait for places, or beside which others could run
-        self.apart = {_callee(op) for op in (*calls[:1], *_independent(module, calls))}
-        #: kernels whose launches run beside one another
-        self.beside: set[tuple[str, str]] = set()
-        for u, v in pairwise(map(_callee, calls)):
-            if u in self.places and v in self.places and self._fits(self.places, u, v):
-                self.beside.add((u, v))
-            else:
-                self.apart.add(v)
+        names = list(map(callee_of, calls))
+        self.launches, self.pairs = Counter(names), set(pairwise(names))
+        #: kernels that have nobody to wait for, or beside which others could run
+        self.apart = {*names[:1], *map(callee_of, _independent(module, calls))}
+        #: of kernels that were asked about
+        self.places: dict[str, Footprint | None] = {}
 
-    def preloading(self, products: Collection[str]) -> Module:
+    def preloading(self, makers: Mapping[str, _Maker]) -> Module:
         """The module in which some of these kernels have their weights first, those that gain most."""
+        known = sorted(makers.keys() & self.launches.keys() - self.apart)
+        beside = {name: found for name in known if (found := self._beside(name)) is not None}
+        changes = [c for name in beside for c in self._changes(name, makers[name])]
         funcs: dict[str, Func] = {}
-        changes = (c for name in sorted(products) if name in self.places for c in self._changes(name))
         for change in sorted(changes, key=lambda c: c.gain_s, reverse=True):
-            places = {**self.places, change.name: change.footprint}
-            around = [pair for pair in self.beside if change.name in pair]
-            if change.name not in funcs and all(self._fits(places, u, v) for u, v in around):
-                funcs[change.name], self.places = change.kernel, places
+            before, self.places = self.places, {**self.places, change.name: change.footprint}
+            if change.name not in funcs and all(self._fits(u, v) for u, v in beside[change.name]):
+                funcs[change.name] = change.kernel
+            else:
+                self.places = before
         return self.module.with_funcs(tuple(funcs.get(f.name, f) for f in self.module.funcs))
 
-    def _changes(self, name: str) -> Iterator[_Change]:
-        """What a kernel could be of which a multiprocessor has one block, in half of its shared memory.
+    def _beside(self, name: str) -> list[tuple[str, str]] | None:
+        """The pairs of launches with this kernel that run side by side; None where it waits for places."""
+        pairs = {pair for pair in self.pairs if name in pair}
+        side_by_side = [pair for pair in pairs if self._fits(*pair)]
+        waits = any(v == name for _, v in pairs.difference(side_by_side))
+        return None if waits else side_by_side
 
-        Nothing for those apart.
-        """
-        func, template = self.module[name], template_of(self.module[name])
-        engine = None if template is None else template.contraction
-        make = None if engine is None else engine.preloaded
-        for kernel in make(func, self.gpu) if make is not None and name not in self.apart else ():
+    def _changes(self, name: str, make: _Maker) -> Iterator[_Change]:
+        """What a kernel could be of which a multiprocessor has one block, in half of its shared memory."""
+        func = self.module[name]
+        for kernel in make(func, self.gpu):
             footprint = _footprint(kernel)
             assert footprint is not None
             half = 2 * footprint.shared_bytes_per_sm(self.gpu) <= self.gpu.smem_per_sm_bytes
@@ -114,8 +115,14 @@ class _Launches:
                 gain_s = self.launches[name] * (estimate_of(func) - estimate_of(kernel))
                 yield _Change(name, kernel, footprint, gain_s)
 
-    def _fits(self, places: Mapping[str, Footprint], u: str, v: str) -> bool:
-        return places[u].fits_beside(places[v], self.gpu)
+    def _fits(self, u: str, v: str) -> bool:
+        first, second = self._place(u), self._place(v)
+        return first is not None and second is not None and first.fits_beside(second, self.gpu)
+
+    def _place(self, name: str) -> Footprint | None:
+        if name not in self.places:
+            self.places[name] = _footprint(self.module[name])
+        return self.places[name]
 
 
 def _independent(module: Module, calls: Sequence[Op]) -> list[Op]:
@@ -138,20 +145,7 @@ def _independent(module: Module, calls: Sequence[Op]) -> list[Op]:
     return found
 
 
-def _callee(call: Op) -> str:
-    ref = call["callee"]
-    assert isinstance(ref, Ref)
-    return ref.name
-
-
 def _footprint(kernel: Func) -> Footprint | None:
-    """What a launch of a kernel takes, without registers; None for kernels of libraries."""
+    """What a launch of a kernel takes; None for kernels of libraries."""
     template = template_of(kernel)
-    if template is None or template.lower is None:
-        return None
-    func = template.lower(kernel)
-    grid, block = func.get("grid"), func.get("block")
-    assert isinstance(grid, tuple)
-    assert isinstance(block, int)
-    blocks = prod(n for n in grid if isinstance(n, int))
-    return Footprint(blocks, block, shared_layout(func).nbytes, 0, prod(cluster_of(func)))
+    return None if template is None or template.lower is None else footprint_of(template.lower(kernel))
